@@ -1,0 +1,55 @@
+"""The errors that hotpass raises, and their one rule: a bad *candidate* is a record, a bad *input* or *machine* is an exception.
+
+What is not here: the failures of candidates. Those are rows with a status (`hotpass.records.measurement.Failure`).
+"""
+
+from __future__ import annotations
+
+
+class HotpassError(Exception):
+    """Base of everything hotpass raises on purpose."""
+
+    exit_code = 1
+
+
+class InputError(HotpassError):
+    """What the user gave cannot be used. The command line prints it as one sentence and exits with 2.
+
+    `field` is what was wrong, `value` what it held, `remedy` what to do about it.
+    """
+
+    exit_code = 2
+
+    def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
+        self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
+        super().__init__(f"{field} {_shown(value)} {problem}; {remedy}")
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return (type(self), (self.field, self.value, self.problem, self.remedy))
+
+
+class MachineError(HotpassError):
+    """The machine, not a candidate, failed: a dead engine, a full disk, a server that does not answer."""
+
+
+class EngineDied(MachineError):
+    """An engine process that must outlive candidates (keeper, zygote, reference child) is gone."""
+
+
+class LedgerError(MachineError):
+    """The ledger cannot be read or written; nothing that it acknowledged is lost."""
+
+
+def _shown(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    text = str(text)
+    return f"'{text}'" if len(text) <= 120 else f"'{text[:117]}...'"
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """A remedy that names the nearest known spelling: "did you mean 'x'? known: x, y"."""
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    listed = ", ".join(sorted(known))
+    return f"did you mean '{close[0]}'? known: {listed}" if close else f"known: {listed}"

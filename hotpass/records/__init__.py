@@ -1,0 +1,1 @@
+"""The records that rooms hand to each other. Frozen, keyword-only, plain data; nothing here computes."""

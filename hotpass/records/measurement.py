@@ -1,0 +1,319 @@
+"""What an engine is asked to do, and what it answers. All of it is plain data that crosses processes; no tensor does.
+
+    Assignment ──► Engine.measure ──► MeasureResult(blocks | replays, checks, activation, clean, phases, failure)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from hotpass.records.candidate import Candidate, Reload
+from hotpass.records.shapes import ShapeRow
+
+
+class Tier(StrEnum):
+    """*fast*: cuts or the whole model on fixed inputs · *slow*: the whole model, replaying real traffic."""
+
+    FAST = "fast"
+    SLOW = "slow"
+
+
+class Purpose(StrEnum):
+    """Why a measurement is made; part of its key, so that the same thing may be measured again for another purpose."""
+
+    SEARCH = "search"
+    REMEASURE = "remeasure"
+    COLD = "cold"
+    AUDIT = "audit"
+    AA = "aa"
+
+
+class Pairing(StrEnum):
+    """How the two sides of a pair live."""
+
+    SIDE_BY_SIDE = "side-by-side"
+    """Both installed in one child process."""
+    ALTERNATING = "alternating"
+    """One child, sides exchanged between windows (memory does not hold both)."""
+    TWO_PROCESSES = "two-processes"
+    """Each side in a child process of its own on the same engine, windows interleaved."""
+    TWO_ENGINES = "two-engines"
+
+
+class Side(StrEnum):
+    INCUMBENT = "incumbent"
+    CANDIDATE = "candidate"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stopping:
+    """When a pair has been measured enough. Error rates are those of `hotpass.stats.SequentialTest`."""
+
+    alpha: float = 0.02
+    """Probability of claiming any effect when there is none, over all looks."""
+    min_rounds: int = 3
+    max_rounds: int = 40
+    half_width: float = 0.02
+    """Stop once the interval of the log ratio is this narrow on both sides, decided or not."""
+    equal_margin: float = 0.01
+    """Stop for futility once the whole interval lies within ± this."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assignment:
+    """One order to one engine."""
+
+    incumbent: Candidate
+    candidate: Candidate
+    tier: Tier
+    purpose: Purpose
+    rows: tuple[ShapeRow, ...]
+    """Rows to measure; for the slow tier, the table that the replayed traffic came from."""
+    seed: int
+    """Inputs are drawn from this; a cold measurement gets one that was never used before."""
+    deadline_seconds: float
+    """From the start of install to the last reply; beyond it the child is killed and the result has a Failure."""
+    pairing: Pairing = Pairing.SIDE_BY_SIDE
+    stopping: Stopping = field(default_factory=Stopping)
+    replay_requests: int = 0
+    """Slow tier: requests in one replay; 0 lets the engine choose by its budget."""
+
+
+class FailureKind(StrEnum):
+    """How a candidate failed. None of these is the machine's fault."""
+
+    BUILD = "build"
+    INSTALL = "install"
+    EXCEPTION = "exception"
+    CRASH = "crash"
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    PROTOCOL = "protocol"
+    """The child answered something that is not an answer (wrong shape, wrong epoch, a tensor subclass)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    kind: FailureKind
+    message: str
+    """One sentence: exception type and text, signal name, or what the deadline caught."""
+    detail: str = ""
+    """The tail of the traceback or of the compiler's output, at most 4,000 characters."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredBlock:
+    """One ABBA (or BAAB) block over one shape row. Times are per step, by the judge's clock."""
+
+    row: ShapeRow
+    round_index: int
+    order: str
+    """`ABBA` or `BAAB`; A is the incumbent."""
+    incumbent_ms: tuple[float, float]
+    candidate_ms: tuple[float, float]
+    steps_per_window: int
+    child_clock_ratio: float
+    """Child's time over judge's time, the worst of the four windows; near 1 unless somebody lies."""
+    layers: int
+    """Depth of the model that this block ran (fast tier: that of the cut)."""
+
+    @property
+    def log_ratio(self) -> float:
+        """log(incumbent time ÷ candidate time), geometric over the pair: above 0 the candidate is faster."""
+        a, b = self.incumbent_ms, self.candidate_ms
+        return (math.log(a[0]) + math.log(a[1]) - math.log(b[0]) - math.log(b[1])) / 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayStats:
+    """One replay of requests through the continuous-batching loop, by the judge's clock."""
+
+    num_requests: int
+    output_tokens: int
+    wall_seconds: float
+    ttft_ms: tuple[float, ...]
+    """Time to first token of each request."""
+    tpot_ms: tuple[float, ...]
+    """Mean time per output token after the first, of each request with at least two."""
+    steps: int
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.output_tokens / self.wall_seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredReplay:
+    """One ABBA block of replays of the same requests."""
+
+    round_index: int
+    order: str
+    incumbent: tuple[ReplayStats, ReplayStats]
+    candidate: tuple[ReplayStats, ReplayStats]
+
+    @property
+    def log_ratio(self) -> float:
+        """log of tokens/s of the candidate over the incumbent, geometric over the pair."""
+        a = [math.log(stats.tokens_per_second) for stats in self.incumbent]
+        b = [math.log(stats.tokens_per_second) for stats in self.candidate]
+        return (sum(b) - sum(a)) / 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutputCheck:
+    """Logits of one timed window held against a reference. All maxima are over [steps, num_seqs, vocab]."""
+
+    row: ShapeRow
+    against: str
+    """`reference` (the file's own values in fp32, other process) or `incumbent` (the same inputs, same block)."""
+    max_abs: float
+    """Largest absolute difference; infinity when either side has a non-finite value."""
+    rms: float
+    """Root mean square difference."""
+    reference_rms: float
+    """Root mean square of the reference logits about their row mean."""
+    worst_row_rms: float
+    """The largest per-row (step, sequence) root mean square difference: one wrong row shows here."""
+    bit_equal: bool
+    positions: int
+    """Rows of logits compared."""
+    argmax_agree: int
+    """Positions where the greedy token agrees."""
+    argmax_clear: int
+    """Positions where the reference's margin exceeds twice max_abs noise (`noise_abs` given by the caller), so that it must."""
+    argmax_clear_agree: int
+    kl_mean: float
+    """Mean KL divergence of softmax(reference) to softmax(candidate), nats."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CleanReport:
+    """Whether a child was proven clean after a candidate was taken out."""
+
+    clean: bool
+    reasons: tuple[str, ...] = ()
+    """What was found changed (`threads 2 -> 1`, `fingerprint differs`, `thread alive: x`), empty when clean."""
+    child_replaced: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReloadReport:
+    """What one install cost, by phase, and what it turned out to be."""
+
+    candidate_id: str
+    side: Side
+    declared: Reload
+    actual: Reload
+    phases_ms: Mapping[str, float] = field(default_factory=dict)
+    """`build`, `weights`, `source`, `prepare`, `swap`, `warm-up`, `fork`, … in ms."""
+    slots: tuple[str, ...] = ()
+    """Concrete slots that the candidate's parts now serve."""
+    derived_bytes: int = 0
+    """Bytes of derived weights attached."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Environment:
+    """What must be equal for two measurements to be compared (FAILURES R8, R9)."""
+
+    hardware_id: str
+    threads: int
+    thread_env: Mapping[str, str]
+    """OMP_*, MKL_*, KMP_*, GOMP_* as set by the engine."""
+    versions: Mapping[str, str]
+    """python, torch, transformers, hotpass, compiler, kernel."""
+    cuda_visible_devices: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        from hotpass.canonical import content_hash
+
+        return content_hash(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasureResult:
+    """All that came of an assignment. `failure` set means that the candidate did not finish; blocks may be partial."""
+
+    assignment: Assignment
+    engine: str
+    """Name of the engine that measured."""
+    epoch: str
+    """Weights epoch echoed by the child (hash of what is loaded)."""
+    environment: Environment
+    blocks: tuple[MeasuredBlock, ...] = ()
+    replays: tuple[MeasuredReplay, ...] = ()
+    checks: tuple[OutputCheck, ...] = ()
+    activation: Mapping[str, int] = field(default_factory=dict)
+    """Slot → calls of a part of the candidate in timed windows; every claimed slot is a key, 0 means never ran."""
+    reloads: tuple[ReloadReport, ...] = ()
+    clean: CleanReport | None = None
+    """None when no restore was tried (the child is discarded anyway)."""
+    incumbent_disturbed: float = 1.0
+    """Incumbent's time beside the candidate ÷ beside itself (A/A at this child's birth), weighted over rows."""
+    noise_floor: float = 0.0
+    """Standard deviation of A/A block log-ratios at this child's birth."""
+    weights_unchanged: bool = True
+    simulated: bool = False
+    """True for the fake engine only: nothing here was measured."""
+    phases_ms: Mapping[str, float] = field(default_factory=dict)
+    failure: Failure | None = None
+
+
+class Verdict(StrEnum):
+    FASTER = "faster"
+    SLOWER = "slower"
+    INCONCLUSIVE = "inconclusive"
+    INCORRECT = "incorrect"
+    INVALID = "invalid"
+    FAILED = "failed"
+
+    @property
+    def is_timed(self) -> bool:
+        """True when the attempt has a trustworthy time."""
+        return self in (Verdict.FASTER, Verdict.SLOWER, Verdict.INCONCLUSIVE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A ratio with its interval."""
+
+    value: float
+    low: float
+    high: float
+    level: float = 0.95
+    kind: str = "measured"
+    """`measured`, `simulated` or `predicted`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """One candidate on one tier, judged."""
+
+    candidate_id: str
+    incumbent_id: str
+    tier: Tier
+    purpose: Purpose
+    verdict: Verdict
+    reason: str
+    """Why, in one sentence with the evidence."""
+    speedup: Estimate | None
+    """Over the incumbent, deployment-weighted; None unless `verdict.is_timed`."""
+    tokens_per_second: float | None
+    """Of the candidate, over the shape table (fast) or by replay (slow)."""
+    gates: Mapping[str, str] = field(default_factory=dict)
+    """Gate → `pass`, `fail: …` or `not run: …`."""
+    numerics_measured: Mapping[str, float] = field(default_factory=dict)
+    """max_abs, rms, relative_rms, argmax_agreement, kl_mean over the checks against the reference."""
+    rounds: int = 0
+    seconds: float = 0.0
+    """Engine seconds that it took, reload included."""
+
+    def __post_init__(self) -> None:
+        if self.verdict.is_timed and self.speedup is None:
+            raise ValueError(f"an attempt that is {self.verdict} has a speedup")
+        if not self.verdict.is_timed and self.speedup is not None:
+            raise ValueError(f"an attempt that is {self.verdict} has no speedup")
