@@ -1,0 +1,190 @@
+"""What a child process runs: the interface between the processes of an engine and the code that knows models.
+
+    judge ──request──► child loop ──► Program method ──► reply ──► judge
+
+Programs know nothing of sockets, clocks of record, or verdicts. The decoder's is `engines.decoder.program.DecoderProgram`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from hotpass.records.candidate import Candidate
+from hotpass.records.deployment import ModelRef
+from hotpass.records.measurement import Failure, ReloadReport
+from hotpass.records.shapes import ShapeRow
+from hotpass.records.slots import SlotTable
+
+if TYPE_CHECKING:
+    import torch
+
+    from engines.prepare.store import WeightStore
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KvPlan:
+    """How a program lays out its KV slots: each shape row has slots of its own, the serving loop has the rest."""
+
+    rows: tuple[ShapeRow, ...]
+    steps_per_window: tuple[int, ...]
+    """Decode steps (or prefill repetitions) of one window, for each row."""
+    serving_slots: int
+    """Slots for replay and generation."""
+    serving_context: int
+    """Longest sequence in those, prompt and output."""
+
+    def row_slots(self, row: int) -> range:
+        """Slots of a row."""
+        start = sum(item.num_seqs for item in self.rows[:row])
+        return range(start, start + self.rows[row].num_seqs)
+
+    def row_contexts(self, row: int) -> tuple[int, ...]:
+        """Context length of each sequence of a row: alternating about the mean so that the longest is context_max."""
+        item = self.rows[row]
+        if item.num_seqs == 1 or item.context_max <= item.context_mean:
+            return (item.context_mean,) * item.num_seqs
+        spread = item.context_max - item.context_mean
+        n = item.num_seqs
+        offsets = [round(spread * (1 - 2 * index / (n - 1))) for index in range(n)]
+        return tuple(max(0, item.context_mean + offset) for offset in offsets)
+
+    @property
+    def num_slots(self) -> int:
+        return sum(row.num_seqs for row in self.rows) + self.serving_slots
+
+    @property
+    def max_context(self) -> int:
+        """Positions of a slot, rounded up to 64."""
+        needs = [self.serving_context]
+        for index, row in enumerate(self.rows):
+            per_seq = -(-row.query_tokens // row.num_seqs)
+            needs.append(max(self.row_contexts(index)) + per_seq * max(1, self.steps_per_window[index]))
+        return -(-max(needs) // 64) * 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Artefacts:
+    """What builders made for a candidate; one entry a part, in the order of `candidate.parts`."""
+
+    native: tuple[Mapping[str, str], ...] = ()
+    """Library name → path of a shared library."""
+    derived: tuple[Mapping[str, Mapping[str, torch.Tensor]], ...] = ()
+    """Concrete slot → name → derived tensor (read-only views of the keeper's memory)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowInputs:
+    """Fresh inputs of one window."""
+
+    tokens: torch.Tensor
+    """int64 [steps, query_tokens]: the tokens of each step, sequence after sequence."""
+    nonce: str
+    """Echoed in the reply."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowReply:
+    nonce: str
+    seconds: float
+    """The child's own clock, around the steps."""
+    steps: int
+    activation: Mapping[str, int] = field(default_factory=dict)
+    """Slot → calls of a part in this window."""
+    compile_events: int = 0
+    """Compilations or captures that happened inside the window: must be 0."""
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayRequest:
+    request_id: int
+    tokens: tuple[int, ...]
+    """Prompt token ids."""
+    output_tokens: int
+    """Exactly this many are generated; end-of-sequence is ignored."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepEvent:
+    """One step of the serving loop, emitted as it ends; the judge stamps it on arrival."""
+
+    step: int
+    finished_tokens: tuple[tuple[int, int], ...]
+    """(request_id, token id) made by this step."""
+    phase: str
+    num_seqs: int
+    query_tokens: int
+    child_seconds: float
+    """The child's clock since the replay began."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fingerprint:
+    """State of a child that a candidate must leave as it was."""
+
+    probe_sha256: str
+    """Hash of the baseline's logits on a fixed probe."""
+    flags: Mapping[str, str]
+    """torch flags, default dtype, threads, grad mode, random state hash, patched callables, environment hash."""
+    threads_alive: int
+    children_alive: int
+    resident_bytes: int
+    open_files: int
+
+
+class CandidateFailed(Exception):
+    """A candidate's own fault, inside a child; carries the `Failure` that becomes its row."""
+
+    def __init__(self, failure: Failure) -> None:
+        self.failure = failure
+        super().__init__(failure.message)
+
+    def __reduce__(self) -> tuple[type, tuple[Failure]]:
+        return (type(self), (self.failure,))
+
+
+class Program(Protocol):
+    """Runs in one child. `side` is `incumbent`, `candidate` or `reference`; `cut` indexes the cuts given to `load`."""
+
+    def load(
+        self, model: ModelRef, weights: WeightStore, cuts: Sequence[tuple[int, ...]], device: str, threads: int, plan: KvPlan
+    ) -> dict[str, float]:
+        """Build skeletons over shared weights. Returns phases in ms (`skeleton`, `weights`, `kv`, `warm-up`)."""
+        ...
+
+    def slots(self) -> SlotTable: ...
+
+    def install(self, side: str, candidate: Candidate, artefacts: Artefacts, cut: int) -> ReloadReport:
+        """Raises CandidateFailed. Ends with a warm-up over every row of the plan, outside any window."""
+        ...
+
+    def uninstall(self, side: str) -> None:
+        """The side as loaded again, on every cut; parts closed, their memory free."""
+        ...
+
+    def compute_contexts(self, cut: int, row: int, tokens: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """By the reference: for each sequence of the row, KV of its context, float32 [layers, 2, kv_heads, context, head_dim]."""
+        ...
+
+    def load_contexts(self, side: str, cut: int, row: int, contexts: Sequence[torch.Tensor]) -> None: ...
+
+    def run_window(self, side: str, cut: int, row: int, inputs: WindowInputs, out: torch.Tensor) -> WindowReply:
+        """Run the steps; write every step's logits into `out` float32 [steps, num_seqs, vocab] before replying. Decode: step s writes
+        position context + s. Prefill and mixed rows: each step recomputes the row's query tokens on top of the same context."""
+        ...
+
+    def replay(
+        self, side: str, requests: Sequence[ReplayRequest], concurrency: int, emit: Callable[[StepEvent], None]
+    ) -> Mapping[str, int]:
+        """Closed loop of `concurrency` clients through continuous batching. Returns activation counts."""
+        ...
+
+    def generate(self, side: str, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]: ...
+
+    def score(self, side: str, cut: int, tokens: Sequence[int], out: torch.Tensor) -> None:
+        """Teacher-forced logits of every position of one text, through the side's own prefill and decode; float32 [len(tokens), vocab]."""
+        ...
+
+    def fingerprint(self) -> Fingerprint: ...
