@@ -149,7 +149,13 @@ class Program(Protocol):
     """Runs in one child. `side` is `incumbent`, `candidate` or `reference`; `cut` indexes the cuts given to `load`."""
 
     def load(
-        self, model: ModelRef, weights: WeightStore, cuts: Sequence[tuple[int, ...]], device: str, threads: int, plan: KvPlan
+        self,
+        model: ModelRef,
+        weights: WeightStore,
+        cuts: Sequence[tuple[int, ...]],
+        device: str,
+        threads: int,
+        plan: KvPlan,
     ) -> dict[str, float]:
         """Build skeletons over shared weights. Returns phases in ms (`skeleton`, `weights`, `kv`, `warm-up`)."""
         ...

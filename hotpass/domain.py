@@ -50,21 +50,33 @@ class Domain:
         try:
             tree = ast.parse(text, mode="eval").body
         except SyntaxError as error:
-            raise InputError("domain", text, f"is not an expression ({error.msg})", "write e.g. phase == 'decode'") from None
+            raise InputError(
+                "domain", text, f"is not an expression ({error.msg})", "write e.g. phase == 'decode'"
+            ) from None
         _check(tree, text)
         return cls(text, tree)
 
     def serves(self, *, phase: str, num_seqs: int, query_tokens: int, context: int, ranks: int = 1) -> bool:
         """True when a step with these facts lies inside."""
-        facts = {"phase": str(phase), "num_seqs": num_seqs, "query_tokens": query_tokens, "context": context, "ranks": ranks}
+        facts = {
+            "phase": str(phase),
+            "num_seqs": num_seqs,
+            "query_tokens": query_tokens,
+            "context": context,
+            "ranks": ranks,
+        }
         return bool(_value(self.tree, facts))
 
     def meets(self, other: Domain) -> bool:
         """True when some step lies in both. Decided on the grid of both domains' constants and their neighbours."""
-        constants = sorted({c + d for c in self.constants() | other.constants() | {1} for d in (-1, 0, 1) if c + d >= 0})
+        constants = sorted(
+            {c + d for c in self.constants() | other.constants() | {1} for d in (-1, 0, 1) if c + d >= 0}
+        )
         for phase in Phase:
             for num_seqs, query_tokens, context in itertools.product(constants, repeat=3):
-                possible = num_seqs >= 1 and query_tokens >= num_seqs and (phase != Phase.DECODE or query_tokens == num_seqs)
+                possible = (
+                    num_seqs >= 1 and query_tokens >= num_seqs and (phase != Phase.DECODE or query_tokens == num_seqs)
+                )
                 facts = {"phase": phase.value, "num_seqs": num_seqs, "query_tokens": query_tokens, "context": context}
                 if possible and self.serves(**facts) and other.serves(**facts):  # type: ignore[arg-type]
                     return True

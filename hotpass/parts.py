@@ -72,7 +72,10 @@ class PartDeclaration:
                 raise InputError(f"{source.name}: parameter", name, "is not declared", f"known: {sorted(self.params)}")
             if value not in self.params[name]:
                 raise InputError(
-                    f"{source.name}: parameter {name}", value, "is not an allowed value", f"use one of {list(self.params[name])}"
+                    f"{source.name}: parameter {name}",
+                    value,
+                    "is not an allowed value",
+                    f"use one of {list(self.params[name])}",
                 )
             bound[name] = value
         return PartUse(source=source, params=bound)
@@ -155,9 +158,13 @@ def declaration(source: PartSource) -> PartDeclaration:
         tree = ast.parse(source.text())
     except SyntaxError as error:
         raise InputError(where, f"line {error.lineno}", f"is not Python: {error.msg}", "correct the syntax") from None
-    found = [(node, call) for node in tree.body if isinstance(node, ast.ClassDef) for call in [_part_call(node)] if call]
+    found = [
+        (node, call) for node in tree.body if isinstance(node, ast.ClassDef) for call in [_part_call(node)] if call
+    ]
     if len(found) != 1:
-        raise InputError(where, f"{len(found)} classes with @part", "is not one", "decorate exactly one class with @part")
+        raise InputError(
+            where, f"{len(found)} classes with @part", "is not one", "decorate exactly one class with @part"
+        )
     node, call = found[0]
     arguments: dict[str, Any] = {}
     for keyword in call.keywords:
@@ -165,7 +172,10 @@ def declaration(source: PartSource) -> PartDeclaration:
             arguments[str(keyword.arg)] = ast.literal_eval(keyword.value)
         except ValueError:
             raise InputError(
-                where, f"{keyword.arg} (line {keyword.value.lineno})", "is not a literal", "write the value out in the decorator"
+                where,
+                f"{keyword.arg} (line {keyword.value.lineno})",
+                "is not a literal",
+                "write the value out in the decorator",
             ) from None
     if call.args:
         raise InputError(where, f"line {call.lineno}", "has positional arguments", "name each argument of @part")
@@ -199,7 +209,9 @@ def _validated(where: str, node: ast.ClassDef, arguments: dict[str, Any], source
             try:
                 arguments[name] = kind(arguments[name])
             except ValueError:
-                raise InputError(where, arguments[name], f"is not a {name} class", f"use one of {[k.value for k in kind]}") from None
+                raise InputError(
+                    where, arguments[name], f"is not a {name} class", f"use one of {[k.value for k in kind]}"
+                ) from None
     for name, values in dict(arguments.get("params", {})).items():
         if not isinstance(values, (list, tuple)) or not values:
             raise InputError(where, f"params[{name!r}]", "has no values", "list the allowed values, the default first")
@@ -208,7 +220,9 @@ def _validated(where: str, node: ast.ClassDef, arguments: dict[str, Any], source
         raise InputError(where, node.name, "has no forward", "add `def forward(self, …)` with the slot's signature")
     for library, file in dict(arguments.get("native", {})).items():
         if file not in dict(source.files):
-            raise InputError(where, f"native[{library!r}]={file!r}", "is not beside part.py", "add the file to the part's folder")
+            raise InputError(
+                where, f"native[{library!r}]={file!r}", "is not beside part.py", "add the file to the part's folder"
+            )
     Domain.parse(arguments.get("domain", "True"))
     return PartDeclaration(
         class_name=node.name,

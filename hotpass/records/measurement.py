@@ -1,6 +1,6 @@
 """What an engine is asked to do, and what it answers. All of it is plain data that crosses processes; no tensor does.
 
-    Assignment ──► Engine.measure ──► MeasureResult(blocks | replays, checks, activation, clean, phases, failure)
+Assignment ──► Engine.measure ──► MeasureResult(blocks | replays, checks, activation, clean, phases, failure)
 """
 
 from __future__ import annotations
