@@ -1,0 +1,286 @@
+"""A deterministic engine with a virtual clock: for the logic of campaigns, searches and schedulers, never in place of a real one.
+
+Every result says `simulated=True`. Times come from a function of candidate and row; behaviours of bad candidates (crash, wrong
+output, hang) are chosen by part name, so that a scheduler's answer to each can be tested.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from hotpass.canonical import content_hash
+from hotpass.records.candidate import AS_LOADED, Candidate, Reload
+from hotpass.records.deployment import Deployment
+from hotpass.records.measurement import (
+    Assignment,
+    CleanReport,
+    Environment,
+    Failure,
+    FailureKind,
+    MeasuredBlock,
+    MeasuredReplay,
+    MeasureResult,
+    OutputCheck,
+    ReloadReport,
+    ReplayStats,
+    Side,
+    Tier,
+)
+from hotpass.records.shapes import Phase, ShapeRow
+from hotpass.records.slots import Slot, SlotTable
+from hotpass.stats import SequentialTest, weighted_round
+
+StepTime = Callable[[Candidate, ShapeRow], float]
+"""Candidate and row → time of one step in ms."""
+
+
+class VirtualClock:
+    """Seconds that pass only when something is simulated."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def advance(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+class Behaviour(Protocol):
+    """What a candidate does wrong in the fake: called once an attempt, returns a Failure or None."""
+
+    def __call__(self, candidate: Candidate) -> Failure | None: ...
+
+
+def crash_when_named(candidate: Candidate) -> Failure | None:
+    """Parts named `crash…`, `hang…`, `raise…` fail as their names say."""
+    names = [use.source.name for use in candidate.parts]
+    for prefix, kind, message in (
+        ("crash", FailureKind.CRASH, "SIGSEGV"),
+        ("hang", FailureKind.TIMEOUT, "no reply by the deadline"),
+        ("raise", FailureKind.EXCEPTION, "RuntimeError: planted"),
+    ):
+        if any(name.startswith(prefix) for name in names):
+            return Failure(kind=kind, message=message)
+    return None
+
+
+def step_time_from_costs(base_ms: float, factors: Mapping[str, float]) -> StepTime:
+    """Base time scaled by the row's tokens, times one factor for each part name and `setting=value` that is present."""
+
+    def step_ms(candidate: Candidate, row: ShapeRow) -> float:
+        time = base_ms * (1 + 0.02 * row.query_tokens + 1e-4 * row.context_mean)
+        for use in candidate.parts:
+            time *= factors.get(use.source.name, 1.0)
+            for name, value in use.params.items():
+                time *= factors.get(f"{use.source.name}.{name}={value}", 1.0)
+        for name, value in candidate.settings.items():
+            time *= factors.get(f"{name}={value}", 1.0)
+        return time
+
+    return step_ms
+
+
+class FakeEngine:
+    """Implements `engines.protocol.Engine`. Same seed and same orders give the same answers."""
+
+    def __init__(
+        self,
+        name: str = "fake-0",
+        *,
+        step_time: StepTime | None = None,
+        noise: float = 0.01,
+        seed: int = 0,
+        clock: VirtualClock | None = None,
+        behaviour: Behaviour = crash_when_named,
+        logit_error: Callable[[Candidate], float] = lambda candidate: 1e-5,
+        reload_seconds: float = 0.05,
+    ) -> None:
+        self.name = name
+        self.step_time = step_time or step_time_from_costs(20.0, {})
+        self.noise = noise
+        self.clock = clock or VirtualClock()
+        self.behaviour = behaviour
+        self.logit_error = logit_error
+        self.reload_seconds = reload_seconds
+        self.assignments: list[Assignment] = []
+        self._rng = np.random.default_rng(seed)
+        self._installed: dict[Side, Candidate] = {}
+        self._deployment: Deployment | None = None
+
+    def load(self, deployment: Deployment, tier: Tier) -> Mapping[str, float]:
+        """Takes one virtual second."""
+        self._deployment = deployment
+        self.clock.advance(1.0)
+        self.restore()
+        return {"weights": 1000.0}
+
+    def slots(self) -> SlotTable:
+        """A Llama tree of two layers."""
+        names = ["model", "model.embed_tokens"]
+        for layer in range(2):
+            root = f"model.layers.{layer}"
+            projections = [f"{root}.self_attn.{p}_proj" for p in "qkvo"]
+            gated = [f"{root}.mlp.{p}_proj" for p in ("gate", "up", "down")]
+            names += [root, f"{root}.input_layernorm", f"{root}.self_attn", *projections]
+            names += [f"{root}.post_attention_layernorm", f"{root}.mlp", *gated]
+        names += ["model.norm", "lm_head"]
+        return SlotTable(
+            engine="decoder",
+            version="fake",
+            slots=tuple(
+                Slot(
+                    name=name,
+                    stands_for="forward" if name == "model" else _class_of(name),
+                    signature="(batch, kv)" if name == "model" else "(hidden_states)",
+                    reference_sha256=content_hash(name),
+                    lowest_tier=Tier.FAST,
+                )
+                for name in names
+            ),
+        )
+
+    def install(self, side: Side, candidate: Candidate) -> ReloadReport:
+        self.clock.advance(self.reload_seconds)
+        self._installed[side] = candidate
+        return ReloadReport(
+            candidate_id=candidate.id,
+            side=side,
+            declared=Reload.HOT,
+            actual=Reload.HOT,
+            phases_ms={"swap": self.reload_seconds * 1e3},
+        )
+
+    def restore(self) -> None:
+        self._installed = {Side.INCUMBENT: AS_LOADED, Side.CANDIDATE: AS_LOADED}
+
+    def close(self) -> None:
+        self.restore()
+
+    def generate(self, side: Side, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+        """Tokens that depend on the prompt only: the fake has one model."""
+        return [[(sum(prompt) + index) % 256 for index in range(max_tokens)] for prompt in prompts]
+
+    def measure(self, assignment: Assignment) -> MeasureResult:
+        started = self.clock.seconds
+        self.assignments.append(assignment)
+        reports = (
+            self.install(Side.INCUMBENT, assignment.incumbent),
+            self.install(Side.CANDIDATE, assignment.candidate),
+        )
+        failure = self.behaviour(assignment.candidate)
+        if failure is not None and failure.kind is FailureKind.TIMEOUT:
+            self.clock.advance(assignment.deadline_seconds)
+        blocks: list[MeasuredBlock] = []
+        replays: list[MeasuredReplay] = []
+        if failure is None and assignment.tier is Tier.FAST:
+            blocks = self._rounds(assignment)
+        elif failure is None:
+            replays = [self._replay(assignment, index) for index in range(assignment.stopping.min_rounds)]
+        self.restore()
+        return MeasureResult(
+            assignment=assignment,
+            engine=self.name,
+            epoch="fake",
+            environment=Environment(hardware_id="fake", threads=1, thread_env={}, versions={"engine": "fake"}),
+            blocks=tuple(blocks),
+            replays=tuple(replays),
+            checks=() if failure else tuple(self._check(assignment, row) for row in assignment.rows),
+            activation={} if failure else self._activation(assignment),
+            reloads=reports,
+            clean=CleanReport(clean=failure is None, reasons=() if failure is None else (failure.message,)),
+            noise_floor=self.noise,
+            simulated=True,
+            phases_ms={"measure": (self.clock.seconds - started) * 1e3},
+            failure=failure,
+        )
+
+    def _rounds(self, assignment: Assignment) -> list[MeasuredBlock]:
+        test = SequentialTest(assignment.stopping)
+        blocks: list[MeasuredBlock] = []
+        while test.decision() is None:
+            index = len(test.values)
+            round_blocks = [self._block(assignment, row, index) for row in assignment.rows]
+            blocks += round_blocks
+            test.add(weighted_round(round_blocks))
+        return blocks
+
+    def _block(self, assignment: Assignment, row: ShapeRow, index: int) -> MeasuredBlock:
+        times = {
+            side: tuple(self._noisy(self.step_time(candidate, row)) for _ in range(2))
+            for side, candidate in (("incumbent", assignment.incumbent), ("candidate", assignment.candidate))
+        }
+        self.clock.advance(sum(sum(pair) for pair in times.values()) / 1e3)
+        return MeasuredBlock(
+            row=row,
+            round_index=index,
+            order="ABBA" if index % 2 == 0 else "BAAB",
+            incumbent_ms=(times["incumbent"][0], times["incumbent"][1]),
+            candidate_ms=(times["candidate"][0], times["candidate"][1]),
+            steps_per_window=1,
+            child_clock_ratio=1.0,
+            layers=2,
+        )
+
+    def _replay(self, assignment: Assignment, index: int) -> MeasuredReplay:
+        def stats(candidate: Candidate) -> ReplayStats:
+            step = sum(row.steps_share * self.step_time(candidate, row) for row in assignment.rows)
+            step = self._noisy(step)
+            self.clock.advance(step * 64 / 1e3)
+            return ReplayStats(
+                num_requests=8,
+                output_tokens=64,
+                wall_seconds=step * 64 / 1e3,
+                ttft_ms=(step,) * 8,
+                tpot_ms=(step,) * 8,
+                steps=64,
+            )
+
+        return MeasuredReplay(
+            round_index=index,
+            order="ABBA",
+            incumbent=(stats(assignment.incumbent), stats(assignment.incumbent)),
+            candidate=(stats(assignment.candidate), stats(assignment.candidate)),
+        )
+
+    def _check(self, assignment: Assignment, row: ShapeRow) -> OutputCheck:
+        error = self.logit_error(assignment.candidate)
+        positions = 4 * row.num_seqs
+        return OutputCheck(
+            row=row,
+            against="reference",
+            max_abs=error,
+            rms=error / 4,
+            reference_rms=2.0,
+            worst_row_rms=error / 3,
+            bit_equal=error == 0.0,
+            positions=positions,
+            argmax_agree=positions,
+            argmax_clear=positions,
+            argmax_clear_agree=positions,
+            kl_mean=error**2,
+        )
+
+    def _activation(self, assignment: Assignment) -> dict[str, int]:
+        from hotpass.parts import declaration
+
+        steps = 8 * sum(row.phase is Phase.DECODE for row in assignment.rows) + len(assignment.rows)
+        table = self.slots()
+        claims = [claim for use in assignment.candidate.parts for claim in declaration(use.source).claims]
+        return {slot.name: steps for claim in claims for slot in table.matching(claim)}
+
+    def _noisy(self, time: float) -> float:
+        return time * math.exp(self._rng.normal(0.0, self.noise))
+
+
+def _class_of(name: str) -> str:
+    last = name.rsplit(".", 1)[-1]
+    if last.isdigit():
+        return "LlamaDecoderLayer"
+    if "norm" in last:
+        return "LlamaRMSNorm"
+    if last.endswith("_proj") or last == "lm_head":
+        return "Linear"
+    return {"self_attn": "LlamaAttention", "mlp": "LlamaMLP", "embed_tokens": "Embedding"}[last]
