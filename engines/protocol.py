@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hotpass.records.candidate import Candidate, Value
 from hotpass.records.deployment import Deployment
-from hotpass.records.measurement import Assignment, MeasureResult, ReloadReport, Side, Tier
+from hotpass.records.measurement import (
+    Agreement,
+    Assignment,
+    BaselineMeasurement,
+    MeasureResult,
+    OutputCheck,
+    ReloadReport,
+    Side,
+    Tier,
+)
+from hotpass.records.shapes import ShapeRow
 from hotpass.records.slots import SlotTable
 
 if TYPE_CHECKING:
@@ -114,4 +124,30 @@ class PartContext(Protocol):
 
     def reference(self) -> Callable[..., Any]:
         """The reference forward of this slot."""
+        ...
+
+
+class MeasuresBaselines(Protocol):
+    """What an engine adds when it can run a model's own serving loop as a side, and score texts."""
+
+    def baselines(self) -> Sequence[str]:
+        """Names that this engine can measure, as `transformers-eager-fp32`."""
+        ...
+
+    def measure_baseline(
+        self, name: str, rows: Sequence[ShapeRow], seed: int, deadline_seconds: float
+    ) -> BaselineMeasurement:
+        """Pair a baseline with as loaded by the same windows. Never raises for the baseline's fault."""
+        ...
+
+    def score(self, candidate: Candidate, texts: int, tokens_per_text: int, seed: int, noise_abs: float) -> Agreement:
+        """Agreement with the reference on held-out text. Raises CandidateFailed."""
+        ...
+
+    def reference_noise(self) -> Sequence[OutputCheck]:
+        """The reference against itself in another order (threads, batch mix): what a correct reordering differs by."""
+        ...
+
+    def verify_weights(self) -> bool:
+        """Full hash of the shared weights against the one at load."""
         ...

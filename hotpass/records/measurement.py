@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from hotpass.records.candidate import Candidate, Reload
+from hotpass.records.candidate import Candidate, Numerics, Reload
 from hotpass.records.shapes import ShapeRow
 
 
@@ -317,3 +317,38 @@ class Attempt:
             raise ValueError(f"an attempt that is {self.verdict} has a speedup")
         if not self.verdict.is_timed and self.speedup is not None:
             raise ValueError(f"an attempt that is {self.verdict} has no speedup")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Agreement:
+    """Greedy agreement of one side with the reference on real text, teacher-forced through the side's own loop."""
+
+    texts: int
+    positions: int
+    agree: int
+    """Positions where the greedy token is the reference's."""
+    clear: int
+    """Positions where the reference's margin is more than twice `noise_abs`, so that an honest side must agree."""
+    clear_agree: int
+    noise_abs: float
+    """The logit noise that `clear` was decided with."""
+    max_abs: float
+    """Largest absolute logit difference over all positions; infinity when anything was not finite."""
+    kl_mean: float
+    """Mean KL divergence of reference to side, nats."""
+    bit_equal: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BaselineMeasurement:
+    """A baseline (transformers' own loop, …) paired with the deployment as loaded in the same session."""
+
+    name: str
+    """As `transformers-eager-fp32`."""
+    numerics: Numerics
+    """Its class relative to the reference, on this deployment."""
+    blocks: tuple[MeasuredBlock, ...] = ()
+    """Incumbent = as loaded, candidate = the baseline."""
+    checks: tuple[OutputCheck, ...] = ()
+    environment: Environment | None = None
+    failure: Failure | None = None
