@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from hotpass.records.candidate import Candidate
 from hotpass.records.deployment import ModelRef
 from hotpass.records.measurement import Failure, ReloadReport
-from hotpass.records.shapes import ShapeRow
+from hotpass.records.shapes import Phase, ShapeRow
 from hotpass.records.slots import SlotTable
 
 if TYPE_CHECKING:
@@ -50,6 +50,15 @@ class KvPlan:
         offsets = [round(spread * (1 - 2 * index / (n - 1))) for index in range(n)]
         return tuple(max(0, item.context_mean + offset) for offset in offsets)
 
+    def row_query_lens(self, row: int) -> tuple[int, ...]:
+        """Tokens that each sequence of a row computes in one step: in a mixed row the last sequence has the prefill, the
+        others decode; else they share the row's tokens evenly, earlier sequences first."""
+        item = self.rows[row]
+        if item.phase == Phase.MIXED and item.num_seqs > 1:
+            return (1,) * (item.num_seqs - 1) + (item.query_tokens - item.num_seqs + 1,)
+        each, more = divmod(item.query_tokens, item.num_seqs)
+        return tuple(each + (1 if index < more else 0) for index in range(item.num_seqs))
+
     @property
     def num_slots(self) -> int:
         return sum(row.num_seqs for row in self.rows) + self.serving_slots
@@ -59,8 +68,9 @@ class KvPlan:
         """Positions of a slot, rounded up to 64."""
         needs = [self.serving_context]
         for index, row in enumerate(self.rows):
-            per_seq = -(-row.query_tokens // row.num_seqs)
-            needs.append(max(self.row_contexts(index)) + per_seq * max(1, self.steps_per_window[index]))
+            repeats = max(1, self.steps_per_window[index]) if row.phase == Phase.DECODE else 1
+            lengths = zip(self.row_contexts(index), self.row_query_lens(index), strict=True)
+            needs.append(max(context + query * repeats for context, query in lengths))
         return -(-max(needs) // 64) * 64
 
 
