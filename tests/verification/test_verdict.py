@@ -1,0 +1,147 @@
+"""Each way of being wrong gives its own verdict; an honest candidate passes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hotpass.records.candidate import Numerics
+from hotpass.records.measurement import (
+    CleanReport,
+    Failure,
+    FailureKind,
+    MeasuredReplay,
+    ReplayStats,
+    Tier,
+    Verdict,
+)
+from tests.verification.builders import BAND, ROW, TABLE, blocks, check, result
+from verification.policy import Policy
+from verification.verdict import judge
+
+
+def judged(measured: Any, policy: Policy | None = None, **changes: Any) -> Any:
+    return judge(measured, policy=policy or Policy(), band=BAND, shapes=TABLE, num_layers=2, **changes)
+
+
+def test_an_honest_speedup_is_faster_with_its_interval_and_rate() -> None:
+    attempt = judged(result(2.0))
+    assert attempt.verdict is Verdict.FASTER
+    assert attempt.speedup.value == pytest.approx(2.0, rel=0.01)
+    assert attempt.speedup.low > 1.9
+    assert attempt.tokens_per_second == pytest.approx(2.0 / 5e-3, rel=0.01)
+    assert attempt.numerics_measured["max_abs"] == 5e-5
+
+
+def test_slower_and_equal() -> None:
+    assert judged(result(0.7)).verdict is Verdict.SLOWER
+    equal = judged(result(1.0, blocks=blocks(1.0, rounds=12)))
+    assert equal.verdict is Verdict.INCONCLUSIVE
+    assert "equal" in equal.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "reason"),
+    [
+        ({"failure": Failure(kind=FailureKind.CRASH, message="SIGSEGV")}, Verdict.FAILED, "SIGSEGV"),
+        ({"checks": ()}, Verdict.INVALID, "no output"),
+        ({"checks": (check(positions=2, argmax_clear=2, argmax_clear_agree=2),)}, Verdict.INVALID, "2 rows"),
+        ({"checks": (check(max_abs=0.5),)}, Verdict.INCORRECT, "differ by 0.5"),
+        ({"checks": (check(max_abs=float("inf")),)}, Verdict.INCORRECT, "non-finite"),
+        ({"checks": (check(kl_mean=float("nan")),)}, Verdict.INCORRECT, "non-finite"),
+        ({"checks": (check(worst_row_rms=9e-4),)}, Verdict.INCORRECT, "one row"),
+        ({"checks": (check(argmax_clear_agree=15),)}, Verdict.INCORRECT, "clearly decided"),
+        ({"checks": (check(), check(against="incumbent", max_abs=0.01))}, Verdict.INCORRECT, "incumbent's by 0.01"),
+        ({"checks": (check(), check(against="incumbent", max_abs=float("inf")))}, Verdict.INCORRECT, "non-finite"),
+        ({"activation": {"model.layers.0": 4, "model.layers.1": 0}}, Verdict.INVALID, "model.layers.1"),
+        ({"activation": {}}, Verdict.INVALID, "never ran"),
+        ({"weights_unchanged": False}, Verdict.INVALID, "weights"),
+        ({"clean": CleanReport(clean=False, reasons=("threads 2 -> 1",))}, Verdict.INVALID, "threads 2 -> 1"),
+        ({"incumbent_disturbed": 1.2}, Verdict.INVALID, "disturbed"),
+        ({"blocks": blocks(2.0, child_clock_ratio=0.1)}, Verdict.INVALID, "clocks"),
+        ({"blocks": blocks(2.0, child_clock_ratio=1.3)}, Verdict.INVALID, "clocks"),
+        ({"blocks": ()}, Verdict.INVALID, "no whole round"),
+    ],
+)
+def test_each_fault_has_its_verdict_and_reason(changes: dict[str, Any], verdict: Verdict, reason: str) -> None:
+    attempt = judged(result(2.0, **changes))
+    assert attempt.verdict is verdict
+    assert reason in attempt.reason
+    assert attempt.speedup is None
+
+
+def test_below_the_floor_is_suspect() -> None:
+    assert judged(result(2.0), floors_ms={ROW.key: 4.5}).verdict is Verdict.FASTER
+    attempt = judged(result(20.0), floors_ms={ROW.key: 4.5})
+    assert attempt.verdict is Verdict.INVALID
+    assert "suspect" in attempt.reason
+
+
+def test_a_class_wider_than_the_policy_is_refused_however_fast() -> None:
+    attempt = judged(result(9.0, numerics=Numerics.LOSSY))
+    assert attempt.verdict is Verdict.INVALID
+    assert "lossy" in attempt.reason
+    assert judged(result(9.0, numerics=Numerics.LOSSY), Policy(numerics=Numerics.LOSSY)).verdict is Verdict.FASTER
+
+
+def test_lossy_is_judged_by_divergence_and_by_its_worst_row() -> None:
+    policy = Policy(numerics=Numerics.LOSSY)
+    lossy = {"max_abs": 0.9, "rms": 0.2, "worst_row_rms": 0.3, "kl_mean": 0.004}
+    assert judged(result(numerics=Numerics.LOSSY, checks=(check(**lossy),)), policy).verdict is Verdict.FASTER
+    for change in ({"kl_mean": 0.5}, {"worst_row_rms": 1.9}, {"argmax_clear_agree": 12}):
+        attempt = judged(result(numerics=Numerics.LOSSY, checks=(check(**{**lossy, **change}),)), policy)
+        assert attempt.verdict is Verdict.INCORRECT
+
+
+def test_bit_identical_means_every_bit_of_the_loaded_baseline() -> None:
+    same = check(against="incumbent", bit_equal=True, max_abs=0.0)
+    assert judged(result(numerics=Numerics.BIT_IDENTICAL, checks=(same,))).verdict is Verdict.FASTER
+    off = replace(same, bit_equal=False, max_abs=1e-7)
+    assert judged(result(numerics=Numerics.BIT_IDENTICAL, checks=(same, off))).verdict is Verdict.INCORRECT
+
+
+def test_two_depths_are_extrapolated_and_say_so() -> None:
+    # Depths 2 and 4 of 10 layers: incumbent 2 + 1 ms a layer, candidate 2 + 0.5 ms a layer -> 12 against 7 ms.
+    made = []
+    for index in range(4):
+        for depth in (2, 4):
+            for item in blocks(1.0, rounds=1):
+                candidate_ms = 2 + 0.5 * depth
+                made.append(
+                    replace(
+                        item,
+                        round_index=index,
+                        layers=depth,
+                        incumbent_ms=(2.0 + depth, 2.0 + depth),
+                        candidate_ms=(candidate_ms, candidate_ms),
+                    )
+                )
+    attempt = judge(result(blocks=tuple(made)), policy=Policy(), band=BAND, shapes=TABLE, num_layers=10)
+    assert attempt.speedup is not None
+    assert attempt.speedup.value == pytest.approx(12 / 7)
+    assert attempt.speedup.kind == "predicted"
+
+
+def test_slow_tier_counts_tokens_per_second_of_replays() -> None:
+    def stats(seconds: float) -> ReplayStats:
+        return ReplayStats(
+            num_requests=2, output_tokens=100, wall_seconds=seconds, ttft_ms=(1.0, 1.0), tpot_ms=(1.0, 1.0), steps=50
+        )
+
+    replays = tuple(
+        MeasuredReplay(
+            round_index=i,
+            order="ABBA",
+            incumbent=(stats(4.0), stats(4.0)),
+            candidate=(stats(2.0 + 0.01 * i), stats(2.0)),
+        )
+        for i in range(3)
+    )
+    base = result()
+    slow = replace(base, assignment=replace(base.assignment, tier=Tier.SLOW), blocks=(), replays=replays)
+    attempt = judged(slow)
+    assert attempt.verdict is Verdict.FASTER
+    assert attempt.speedup.value == pytest.approx(4.0 / 2.005, rel=1e-3)
+    assert attempt.tokens_per_second == pytest.approx(600 / 12.03, rel=1e-3)

@@ -1,0 +1,242 @@
+"""From a measured result to a verdict with its reason. Pure: the same result, policy and band give the same attempt.
+
+The order of questions is fixed, so that a candidate is rejected for the gravest thing that is true of it:
+did it finish · was its output right · did it run at all · did it leave the engine as it was · is the time possible · is it faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from hotpass.records.candidate import AS_LOADED, Candidate, Numerics
+from hotpass.records.measurement import Attempt, MeasureResult, Tier, Verdict
+from hotpass.records.shapes import ShapeTable
+from hotpass.stats import SequentialTest, speedup_of_replays
+from verification.numerics import Band, Finding, loaded_checks, reference_checks, right_for_class, summary
+from verification.policy import Policy
+from verification.tiers import Speed, speed_of
+
+
+def judge(
+    result: MeasureResult,
+    *,
+    policy: Policy,
+    band: Band,
+    shapes: ShapeTable,
+    num_layers: int,
+    floors_ms: Mapping[str, float] | None = None,
+) -> Attempt:
+    """The attempt that a result amounts to. `floors_ms` maps `ShapeRow.key` to the physical floor of a step of the whole model, ms."""
+    rejected = (
+        _failed(result)
+        or _forbidden(result.assignment.candidate, policy)
+        or _incorrect(result, band, policy)
+        or _never_ran(result)
+        or _left_behind(result)
+        or _disturbed(result, policy)
+        or _clock(result, policy)
+        or _impossible(result, policy, floors_ms or {}, num_layers)
+    )
+    if rejected is not None:
+        return _attempt(result, *rejected)
+    if result.assignment.tier is Tier.SLOW and result.replays:
+        return _by_replay(result)
+    return _by_blocks(result, shapes, num_layers)
+
+
+def _failed(result: MeasureResult) -> tuple[Verdict, str] | None:
+    if result.failure is None:
+        return None
+    return Verdict.FAILED, f"{result.failure.kind}: {result.failure.message}"
+
+
+def _forbidden(candidate: Candidate, policy: Policy) -> tuple[Verdict, str] | None:
+    if policy.numerics.allows(candidate.numerics):
+        return None
+    return Verdict.INVALID, f"numerics class {candidate.numerics} is wider than the policy's {policy.numerics}"
+
+
+def _incorrect(result: MeasureResult, band: Band, policy: Policy) -> tuple[Verdict, str] | None:
+    finding = correctness(result, band, policy)
+    if finding.ok:
+        return None
+    kind = Verdict.INVALID if finding.evidence.startswith("no output") else Verdict.INCORRECT
+    return kind, finding.evidence
+
+
+def correctness(result: MeasureResult, band: Band, policy: Policy) -> Finding:
+    """Right for the candidate's class on everything that was compared, and enough was."""
+    numerics = result.assignment.candidate.numerics
+    against_reference = reference_checks(result)
+    if numerics is Numerics.BIT_IDENTICAL:
+        loaded = loaded_checks(result) or against_reference
+        return right_for_class(loaded, numerics, band, policy)
+    finding = right_for_class(against_reference, numerics, band, policy)
+    if not finding.ok:
+        return finding
+    positions = sum(check.positions for check in against_reference)
+    if positions < policy.min_positions:
+        return Finding(
+            ok=False, evidence=f"no output verdict: {positions} rows of logits compared, {policy.min_positions} needed"
+        )
+    broken = [c for c in result.checks if c.against == "incumbent" and not math.isfinite(c.max_abs)]
+    if broken:
+        return Finding(ok=False, evidence=f"non-finite logits in a timed window of {broken[0].row.key}")
+    return _beside_incumbent(result, numerics, band, policy) or finding
+
+
+def _beside_incumbent(result: MeasureResult, numerics: Numerics, band: Band, policy: Policy) -> Finding | None:
+    """Windows without a reference: both sides may differ from it by their class, so from each other by the sum of both."""
+    widest = max(numerics, result.assignment.incumbent.numerics, key=lambda kind: kind.rank)
+    checks = [check for check in result.checks if check.against == "incumbent"]
+    if widest is Numerics.LOSSY or not checks:
+        return None
+    worst = max(checks, key=lambda check: check.max_abs)
+    if worst.max_abs <= 2 * band.max_abs:
+        return None
+    return Finding(
+        ok=False,
+        evidence=f"timed logits differ from the incumbent's by {worst.max_abs:.2g} on {worst.row.key}, both bands allow {2 * band.max_abs:.2g}",
+    )
+
+
+def _never_ran(result: MeasureResult) -> tuple[Verdict, str] | None:
+    if not result.assignment.candidate.parts:
+        return None
+    silent = [slot for slot, calls in result.activation.items() if calls == 0]
+    if silent or not result.activation:
+        shown = ", ".join(silent[:3]) + (", …" if len(silent) > 3 else "")
+        return Verdict.INVALID, f"the part never ran in a timed window ({shown or 'no slot reported'})"
+    return None
+
+
+def _left_behind(result: MeasureResult) -> tuple[Verdict, str] | None:
+    if not result.weights_unchanged:
+        return Verdict.INVALID, "shared weights were changed"
+    if result.clean is not None and not result.clean.clean:
+        return Verdict.INVALID, f"the engine was not left clean: {'; '.join(result.clean.reasons[:3])}"
+    return None
+
+
+def _disturbed(result: MeasureResult, policy: Policy) -> tuple[Verdict, str] | None:
+    limit = 1 + max(policy.disturbed_margin, 3 * result.noise_floor)
+    if result.incumbent_disturbed <= limit:
+        return None
+    return (
+        Verdict.INVALID,
+        f"incumbent disturbed: {result.incumbent_disturbed:.3f} x its time beside itself, the limit is {limit:.3f}",
+    )
+
+
+def _clock(result: MeasureResult, policy: Policy) -> tuple[Verdict, str] | None:
+    off = [b for b in result.blocks if not policy.clock_low <= b.child_clock_ratio <= policy.clock_high]
+    if not off:
+        return None
+    worst = max(off, key=lambda block: abs(math.log(max(block.child_clock_ratio, 1e-9))))
+    return (
+        Verdict.INVALID,
+        f"clocks disagree on {worst.row.key}: the child says {worst.child_clock_ratio:.2f} of the judge's time",
+    )
+
+
+def _impossible(
+    result: MeasureResult, policy: Policy, floors_ms: Mapping[str, float], num_layers: int
+) -> tuple[Verdict, str] | None:
+    for block in result.blocks:
+        floor = floors_ms.get(block.row.key)
+        fastest = min(block.candidate_ms)
+        if fastest <= 0 or (floor and block.layers == num_layers and fastest < policy.floor_fraction * floor):
+            return (
+                Verdict.INVALID,
+                f"suspect: {fastest:.3f} ms on {block.row.key} is below the physical floor of {floor or 0:.3f} ms",
+            )
+    return None
+
+
+def _by_blocks(result: MeasureResult, shapes: ShapeTable, num_layers: int) -> Attempt:
+    try:
+        speed = speed_of(result.blocks, num_layers, result.assignment.stopping)
+    except ValueError as error:
+        return _attempt(result, Verdict.INVALID, str(error))
+    verdict, reason = _speed_verdict(speed)
+    measured_share = sum(row.steps_share for row in result.assignment.rows) / sum(
+        row.steps_share for row in shapes.rows
+    )
+    rate = shapes.output_tokens_per_step / speed.candidate_ms * 1e3
+    if measured_share < 0.999:
+        reason += f"; rows measured hold {measured_share:.0%} of steps"
+    return _attempt(result, verdict, reason, speed=speed, tokens_per_second=rate)
+
+
+def _speed_verdict(speed: Speed) -> tuple[Verdict, str]:
+    span = f"{speed.estimate.value:.3f} x [{speed.estimate.low:.3f}, {speed.estimate.high:.3f}] after {speed.rounds} rounds"
+    if speed.estimate.kind == "predicted":
+        span += " (predicted from two depths)"
+    if speed.low > 0:
+        return Verdict.FASTER, span
+    if speed.high < 0:
+        return Verdict.SLOWER, span
+    why = "equal within the margin" if speed.decision == "equal" else "the interval holds 1"
+    return Verdict.INCONCLUSIVE, f"{why}: {span}"
+
+
+def _by_replay(result: MeasureResult) -> Attempt:
+    test = SequentialTest(result.assignment.stopping)
+    for replay in result.replays:
+        test.add(replay.log_ratio)
+    low, high = test.interval()
+    estimate = speedup_of_replays(result.replays)
+    span = f"{estimate.value:.3f} x [{estimate.low:.3f}, {estimate.high:.3f}] over {len(result.replays)} replays"
+    if low > 0:
+        verdict, reason = Verdict.FASTER, span
+    elif high < 0:
+        verdict, reason = Verdict.SLOWER, span
+    else:
+        verdict, reason = Verdict.INCONCLUSIVE, f"the interval holds 1: {span}"
+    runs = [stats for replay in result.replays for stats in replay.candidate]
+    rate = sum(stats.output_tokens for stats in runs) / sum(stats.wall_seconds for stats in runs)
+    return Attempt(
+        **_common(result),
+        verdict=verdict,
+        reason=reason,
+        speedup=estimate,
+        tokens_per_second=rate,
+        rounds=len(result.replays),
+    )
+
+
+def _attempt(
+    result: MeasureResult,
+    verdict: Verdict,
+    reason: str,
+    *,
+    speed: Speed | None = None,
+    tokens_per_second: float | None = None,
+) -> Attempt:
+    return Attempt(
+        **_common(result),
+        verdict=verdict,
+        reason=reason,
+        speedup=speed.estimate if speed and verdict.is_timed else None,
+        tokens_per_second=tokens_per_second,
+        rounds=speed.rounds if speed else 0,
+    )
+
+
+def _common(result: MeasureResult) -> dict[str, Any]:
+    order = result.assignment
+    return {
+        "candidate_id": order.candidate.id,
+        "incumbent_id": order.incumbent.id,
+        "tier": order.tier,
+        "purpose": order.purpose,
+        "numerics_measured": summary(reference_checks(result)),
+        "seconds": sum(result.phases_ms.values()) / 1e3,
+    }
+
+
+def is_as_loaded(candidate: Candidate) -> bool:
+    """True for the deployment as loaded."""
+    return candidate.id == AS_LOADED.id
