@@ -1,0 +1,173 @@
+"""What can be chosen at one place: parts as options with the parameters that the policy admits, settings as dials.
+
+Everything here is about one part or one setting on one deployment; how choices combine is `search.space`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hotpass.canonical import canonical_json
+from hotpass.parts import PartDeclaration, declaration
+from hotpass.records.candidate import Numerics, PartSource, Value
+from hotpass.records.deployment import Deployment
+from hotpass.records.slots import SlotTable, covered_slots
+from hotpass.settings import SETTINGS, Setting, numerics_of_settings
+
+REFERENCE = "reference"
+"""The choice of a place that leaves the engine's own code there."""
+
+SERVING_SETTINGS = ("chunk_tokens", "max_batch")
+"""Settings of the serving loop: on the fixed shapes of the fast tier they change nothing, so only the slow tier can judge them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """A part as a choice of its place."""
+
+    key: str
+    """`name@` and 8 digits of the source hash."""
+    source: PartSource
+    declaration: PartDeclaration
+    covers: frozenset[str]
+    """Concrete slots of this engine that it replaces."""
+    params: Mapping[str, tuple[Value, ...]]
+    """Parameter → values that the policy admits; the first of each together are an admitted combination."""
+    summary: str
+    """First sentence of why it should help."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Claims under one domain, with the parts that make exactly these claims."""
+
+    name: str
+    """As `model.layers.*.mlp`, with the domain in brackets unless it is everything."""
+    options: tuple[Option, ...]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return (REFERENCE, *(option.key for option in self.options))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dial:
+    """A setting with the values that are different from one another on this deployment, the default first."""
+
+    setting: Setting
+    values: tuple[Value, ...]
+
+    @property
+    def name(self) -> str:
+        return f"set {self.setting.name}"
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple(canonical_json(value) for value in self.values)
+
+
+def build_places(
+    deployment: Deployment,
+    slots: SlotTable,
+    parts: Sequence[PartSource],
+    allowed: Numerics,
+    applies: Callable[[PartSource], str | None],
+) -> tuple[tuple[Place, ...], dict[str, str]]:
+    """Places, widest first, and for each part that is in none the reason."""
+    left_out: dict[str, str] = {}
+    groups: dict[tuple[str, str], list[Option]] = {}
+    for source in {part.sha256: part for part in parts}.values():
+        declared = declaration(source)
+        found = applies(source) or _option(source, declared, slots, allowed, deployment.model.dtype)
+        if isinstance(found, str):
+            left_out[source.name] = found
+        else:
+            groups.setdefault((" + ".join(sorted(declared.claims)), declared.domain), []).append(found)
+    places = [
+        Place(
+            name=claims if domain == "True" else f"{claims} [{domain}]",
+            options=tuple(sorted(group, key=lambda option: option.key)),
+        )
+        for (claims, domain), group in groups.items()
+    ]
+    return tuple(sorted(places, key=_widest_first)), left_out
+
+
+def build_dials(
+    deployment: Deployment, allowed: Numerics, compiler: bool
+) -> tuple[tuple[Dial, ...], tuple[Dial, ...], dict[str, str]]:
+    """Dials of the model's forward, dials of the serving loop, and for each setting that is neither the reason."""
+    forward: list[Dial] = []
+    serving: list[Dial] = []
+    left_out: dict[str, str] = {}
+    for setting in SETTINGS:
+        values = _values_here(setting, deployment, allowed, compiler)
+        if len(values) < 2:
+            left_out[setting.name] = "has one effective value on this deployment"
+        else:
+            (serving if setting.name in SERVING_SETTINGS else forward).append(Dial(setting=setting, values=values))
+    return tuple(forward), tuple(serving), left_out
+
+
+def _widest_first(place: Place) -> tuple[int, bool, str]:
+    widest = max(len(option.covers) for option in place.options)
+    return (-widest, place.options[0].declaration.domain != "True", place.name)
+
+
+def _option(
+    source: PartSource, declared: PartDeclaration, slots: SlotTable, allowed: Numerics, dtype: str
+) -> Option | str:
+    """The part as an option, or why it cannot be one."""
+    if declared.engine != slots.engine:
+        return f"is for the {declared.engine} engine"
+    claimed = [slot for claim in declared.claims for slot in slots.matching(claim)]
+    if not claimed:
+        return f"claims no slot of this engine ({', '.join(declared.claims)})"
+    others = sorted({slot.stands_for for slot in claimed if declared.replaces not in ("", slot.stands_for)})
+    if others:
+        return f"replaces {declared.replaces}, but the model has {', '.join(others)} there"
+    names = list(declared.params)
+    admitted = [
+        combination
+        for combination in itertools.product(*declared.params.values())
+        if allowed.allows(declared.numerics_of(dict(zip(names, combination, strict=True)), dtype))
+    ]
+    if not admitted:
+        return f"is wider than the policy {allowed} with every parameter"
+    # The first value of each parameter together are the first admitted combination: the defaults, where they are admitted.
+    params = {name: tuple(dict.fromkeys(combination[i] for combination in admitted)) for i, name in enumerate(names)}
+    return Option(
+        key=f"{source.name}@{source.sha256[:8]}",
+        source=source,
+        declaration=declared,
+        covers=covered_slots(slots, declared.claims, declared.keeps),
+        params=params,
+        summary=declared.summary.split("\n\n")[0].replace("\n", " "),
+    )
+
+
+def _values_here(setting: Setting, deployment: Deployment, allowed: Numerics, compiler: bool) -> tuple[Value, ...]:
+    """The default, and the values that differ from it in effect on this deployment and that the policy admits."""
+    hardware, model = deployment.hardware, deployment.model
+    if setting.device not in ("any", hardware.device):
+        return (setting.default,)
+
+    def differs(value: Value) -> bool:
+        if value == setting.default:
+            return False
+        if setting.name == "threads":  # the engine's own choice is one thread a core
+            return isinstance(value, int) and value < hardware.num_devices
+        if setting.name == "max_batch":
+            return isinstance(value, int) and value < deployment.concurrency
+        if setting.name == "chunk_tokens":
+            return isinstance(value, int) and value <= model.max_context
+        if setting.name == "kv_dtype":
+            return value != model.dtype
+        return compiler or setting.name != "compile_mode" or hardware.device != "cpu"
+
+    values = [
+        v for v in setting.values if differs(v) and allowed.allows(numerics_of_settings({setting.name: v}, model.dtype))
+    ]
+    return (setting.default, *values)

@@ -1,0 +1,147 @@
+"""Where choices come from besides the sampler: screening each part alone, one change away from a candidate, chance.
+
+Pure functions of a space and a candidate. They say what could be tried and why; the study knows what was tried already,
+and the policy decides whose turn it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from hotpass.canonical import canonical_json
+from hotpass.records.candidate import Candidate
+from hotpass.records.measurement import Tier
+from search.options import REFERENCE, SERVING_SETTINGS, Dial, Option
+from search.space import Choices, Space, answers
+
+
+class Proposer(StrEnum):
+    """Who proposed: the first word of `Proposal.proposer`."""
+
+    SCREENING = "screening"
+    """The catalogue: each part once alone in the incumbent."""
+    NEIGHBOUR = "neighbour"
+    """One change away from the incumbent."""
+    OPTUNA = "optuna"
+    RANDOM = "random"
+    SERVING = "serving"
+    """Settings of the serving loop, straight on the slow tier."""
+    PERSON = "person"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One way to go on from a candidate."""
+
+    choices: Choices
+    what: str
+    """What changes, in words."""
+    hypothesis: str
+    """Why it should be faster."""
+    breadth: int
+    """Slots that the changed part covers; 0 when a setting or a parameter changes."""
+
+
+def alone(space: Space, option: Option, within: Candidate) -> Choices:
+    """The part with its first admitted parameters in `within`, whose own parts give way where they clash; settings stay."""
+    known = {option.source.sha256: option for option in space.options}
+    kept = [
+        (known[use.source.sha256], use.params)
+        for use in within.parts
+        if use.source.sha256 in known and not _gives_way(space, known[use.source.sha256], option)
+    ]
+    return _normal(space, space.choices_for([*kept, (option, {})], within.settings))
+
+
+def screening(space: Space, within: Candidate) -> list[Step]:
+    """Each part once alone in `within`, widest claims first, then each other value of each setting."""
+    steps = [
+        Step(
+            choices=alone(space, option, within),
+            what=f"{option.source.name} alone",
+            hypothesis=option.summary,
+            breadth=len(option.covers),
+        )
+        for option in space.options
+    ]
+    return _admitted(space, [*steps, *_setting_steps(space, within, space.dials)])
+
+
+def neighbours(space: Space, within: Candidate) -> list[Step]:
+    """Every admitted candidate that is one change away: another parameter, another part, another setting, a part less."""
+    base = space.choices_of(within)
+    if base is None:
+        return screening(space, within)
+    walk = space.walk(answers(base), base)
+    steps = []
+    for use, option in zip(walk.uses, walk.options, strict=True):
+        for name, values in option.params.items():
+            for value in values:
+                if value != use.params[name]:
+                    used = [
+                        (o, {**u.params, name: value} if o is option else u.params)
+                        for u, o in zip(walk.uses, walk.options, strict=True)
+                    ]
+                    choices = _normal(space, space.choices_for(used, within.settings))
+                    what = f"{use.source.name}: {name} = {value}"
+                    steps.append(Step(choices=choices, what=what, hypothesis=f"{what} suits these shapes", breadth=0))
+    taken = {option.key for option in walk.options}
+    for option in space.options:
+        if option.key not in taken:
+            steps.append(
+                Step(
+                    choices=alone(space, option, within),
+                    what=f"with {option.source.name}",
+                    hypothesis=option.summary,
+                    breadth=len(option.covers),
+                )
+            )
+    steps += _setting_steps(space, within, space.dials)
+    for option in walk.options:
+        choices = _normal(space, {**base, space.place_of(option).name: REFERENCE})
+        what = f"without {option.source.name}"
+        steps.append(Step(choices=choices, what=what, hypothesis="the part costs more than it saves", breadth=0))
+    return _admitted(space, steps)
+
+
+def serving_steps(space: Space, within: Candidate) -> list[Step]:
+    """`within` with each other value of each setting of the serving loop, for the slow tier."""
+    return _admitted(space, list(_setting_steps(space, within, space.serving_dials)))
+
+
+def lowest_tier(candidate: Candidate, incumbent: Candidate) -> Tier:
+    """The cheapest tier that can tell the two apart: the slow one when only settings of the serving loop differ."""
+
+    def on_fixed_shapes(c: Candidate) -> tuple[object, ...]:
+        kept = {name: value for name, value in c.settings.items() if name not in SERVING_SETTINGS}
+        return (sorted(canonical_json([use.source.sha256, use.params]) for use in c.parts), kept, dict(c.parallelism))
+
+    return Tier.SLOW if on_fixed_shapes(candidate) == on_fixed_shapes(incumbent) else Tier.FAST
+
+
+def _gives_way(space: Space, option: Option, newcomer: Option) -> bool:
+    return option.key == newcomer.key or space.clashes(option, [newcomer])
+
+
+def _setting_steps(space: Space, within: Candidate, dials: tuple[Dial, ...]) -> Iterator[Step]:
+    base = space.choices_of(within)
+    if base is None:
+        return
+    asked = space.walk(answers(base), base).choices
+    for dial in dials:
+        for text in dial.texts:
+            if dial.name in asked and text != asked[dial.name]:
+                what = f"{dial.setting.name} = {text}"
+                choices = _normal(space, {**base, dial.name: text})
+                yield Step(choices=choices, what=what, hypothesis=dial.setting.doc, breadth=0)
+
+
+def _normal(space: Space, choices: Choices) -> Choices:
+    """Exactly the questions that a walk with these answers asks, answered."""
+    return space.walk(answers(choices), choices).choices
+
+
+def _admitted(space: Space, steps: list[Step]) -> list[Step]:
+    return [step for step in steps if space.admits(space.to_candidate(step.choices))]

@@ -1,0 +1,305 @@
+"""Optuna as a sampler of choices: ask for a candidate that is new, tell what its attempt came to.
+
+    enqueue(choices) ─┐
+    sampler (TPE) ────┴► ask ─► Ask(candidate, choices) ─► … measured elsewhere … ─► tell(attempt) ─► sampler
+
+The study never gives the same candidate twice: it keeps an index of candidate ids, whatever their trials are called. It has one
+objective, the log of the speedup over the deployment as loaded, chained through the incumbents that candidates were measured
+against. What is not here: whose turn it is and when to stop (`search.policy`), and durability: a study is rebuilt from the
+ledger (`seen`, `tell`), in the order of the log.
+
+Only public Optuna, the same on 4.5 and on 5.0.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import optuna
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import TrialState
+
+from hotpass.canonical import content_hash
+from hotpass.records.candidate import AS_LOADED, Candidate, Proposal
+from hotpass.records.measurement import Attempt, Tier, Verdict
+from search.proposers import Proposer
+from search.space import NO_CHOICES, Choices, Space, Suggest, answers
+
+MAX_CARRIED = 300
+"""Trials that an extended study takes over: more make `ask` slow, and old ones say little."""
+MAX_ASKS = 8
+"""Duplicates from the sampler in a row before chance takes over."""
+MAX_DRAWS = 200
+"""Random draws before the space counts as exhausted (a small space is enumerated instead)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ask:
+    """What the study wants measured next."""
+
+    proposal: Proposal
+    choices: Choices
+    trial: int
+    """Number of the Optuna trial that waits for the answer."""
+
+    @property
+    def candidate(self) -> Candidate:
+        return self.proposal.candidate
+
+
+class Study:
+    """One sampler over one space. Not safe to share between threads; only the controller holds it."""
+
+    def __init__(
+        self,
+        space: Space,
+        *,
+        seed: int,
+        storage: str | None = None,
+        name: str = "hotpass",
+        previous: str = "",
+        startup_trials: int = 10,
+    ) -> None:
+        """`seed` is the campaign's; the sampler's own is derived from it and the space's version, and recorded.
+
+        `storage` is an Optuna URL for looking at the study with its own tools; None keeps it in memory. `previous` names the study
+        that this one extends.
+        """
+        self.space = space
+        self.seed = derive_seed(seed, "study", space.version)
+        self.exhausted = ""
+        """Why the last `ask` had nothing left, else empty."""
+        self._campaign_seed = seed
+        self._storage = storage
+        self._startup_trials = startup_trials
+        self._rng = random.Random(self.seed)
+        self._base: Choices = NO_CHOICES
+        self._known: dict[str, Candidate] = {AS_LOADED.id: AS_LOADED}
+        self._running: dict[str, int] = {}
+        self._values: dict[str, float] = {AS_LOADED.id: 0.0}
+        self._fast: set[str] = {AS_LOADED.id}
+        self._waiting: list[tuple[Choices, Proposal]] = []
+        self._banned: set[tuple[str, str]] = set()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler = optuna.samplers.TPESampler(
+                n_startup_trials=startup_trials,
+                multivariate=True,
+                group=False,
+                constant_liar=True,
+                warn_independent_sampling=False,
+                seed=self.seed,
+            )
+        self._study = _fresh_study(f"{name}-{space.version}", storage, sampler)
+        self._study.set_user_attr("seed", self.seed)
+        self._study.set_user_attr("space_version", space.version)
+        self._study.set_user_attr("previous_study", previous)
+
+    @property
+    def name(self) -> str:
+        return str(self._study.study_name)
+
+    @property
+    def values(self) -> Mapping[str, float]:
+        """Candidate id → log of the speedup over as loaded, of everything that was timed."""
+        return self._values
+
+    def knows(self, candidate: Candidate) -> bool:
+        """True when it was asked, enqueued or seen before."""
+        return candidate.id in self._known
+
+    def seen(self, candidate: Candidate) -> None:
+        """A candidate proposed elsewhere (a person, an agent, an earlier run): never ask for it."""
+        self._known.setdefault(candidate.id, candidate)
+
+    def set_incumbent(self, candidate: Candidate) -> None:
+        """Settings of the serving loop in later asks are those of this candidate."""
+        self._base = self.space.choices_of(candidate) or NO_CHOICES
+
+    def ban(self, name: str, text: str) -> None:
+        """Never ask for this choice again (`search.policy` opens such a circuit breaker)."""
+        self._banned.add((name, text))
+
+    def enqueue(self, choices: Choices, *, proposer: str, hypothesis: str = "", parents: Iterable[str] = ()) -> bool:
+        """Have these choices asked next, in the order of the calls. False when the candidate is known, banned or not admitted."""
+        candidate = self.space.to_candidate(choices)
+        if self.knows(candidate) or self._is_banned(choices) or not self.space.admits(candidate):
+            return False
+        self._known[candidate.id] = candidate
+        proposal = Proposal(candidate=candidate, proposer=proposer, hypothesis=hypothesis, parents=tuple(parents))
+        self._waiting.append((choices, proposal))
+        return True
+
+    def ask(self) -> Ask | None:
+        """A candidate that was never asked before, or None when there is none (`exhausted` says why)."""
+        if self._waiting:
+            choices, proposal = self._waiting.pop(0)
+            return self._asked(proposal, choices)
+        for _ in range(MAX_ASKS):
+            trial = self._study.ask()
+            walk = self.space.walk(_sampler_of(trial), self._base)
+            candidate = self.space.to_candidate(walk.choices)
+            if self._is_new(candidate, walk.choices):
+                proposal = Proposal(
+                    candidate=candidate, proposer=Proposer.OPTUNA, hypothesis="composed from what was fast so far"
+                )
+                self._known[candidate.id] = candidate
+                self._running[candidate.id] = trial.number
+                return Ask(proposal=proposal, choices=walk.choices, trial=trial.number)
+            self._study.tell(trial.number, state=TrialState.FAIL)
+        return self._untried()
+
+    def tell(self, attempt: Attempt) -> float | None:
+        """Take an attempt in; returns the value it gave the candidate, None when it has none.
+
+        The fast tier's value stays once there is one. A candidate that failed or was incorrect is pruned without a value, which
+        keeps the sampler away from it; an invalid attempt says nothing about the candidate, and is failed. Raises ValueError when
+        the attempt's incumbent never had a value.
+        """
+        value = self._value(attempt)
+        if value is not None and (attempt.tier is Tier.FAST or attempt.candidate_id not in self._fast):
+            self._values[attempt.candidate_id] = value
+            if attempt.tier is Tier.FAST:
+                self._fast.add(attempt.candidate_id)
+        trial = self._running.pop(attempt.candidate_id, None)
+        if trial is not None:
+            if value is not None:
+                self._study.tell(trial, value, skip_if_finished=True)
+            else:
+                at_fault = attempt.verdict in (Verdict.FAILED, Verdict.INCORRECT)
+                self._study.tell(trial, state=TrialState.PRUNED if at_fault else TrialState.FAIL, skip_if_finished=True)
+        return value
+
+    def give_up(self, candidate_id: str) -> None:
+        """The measurement of an asked candidate never came back (a dead engine, an expired lease): its trial fails, once."""
+        trial = self._running.pop(candidate_id, None)
+        if trial is not None:
+            self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+
+    def learn(self, candidate: Candidate, attempt: Attempt) -> None:
+        """An attempt of another session on a candidate that this study did not ask for, as if it had been asked."""
+        self.seen(candidate)
+        choices = self.space.choices_of(candidate)
+        if choices is not None and candidate.id not in self._running and attempt.purpose == "search":
+            self._enter(choices, candidate.id)
+        self.tell(attempt)
+
+    def extended(self, space: Space) -> Study:
+        """A study over a larger (or smaller) space that carries over what this one learned, at most `MAX_CARRIED` trials.
+
+        What waits to be asked, and what is being measured, stays known; the caller enqueues the new parts.
+        """
+        study = Study(
+            space,
+            seed=self._campaign_seed,
+            storage=self._storage,
+            name=self.name.rsplit("-", 1)[0],
+            previous=self.name,
+            startup_trials=self._startup_trials,
+        )
+        study._known |= self._known
+        study._values |= self._values
+        study._fast |= self._fast
+        best_first = sorted(self._values.items(), key=lambda item: -item[1])
+        for candidate_id, value in best_first[:MAX_CARRIED]:
+            choices = space.choices_of(self._known[candidate_id]) if candidate_id in self._known else None
+            if choices is not None:
+                params, distributions = study._asked_of(choices)
+                study._study.add_trial(
+                    optuna.trial.create_trial(params=params, distributions=distributions, value=value)
+                )
+        for _, proposal in self._waiting:
+            again = space.choices_of(proposal.candidate)
+            if again is not None:
+                study._waiting.append((again, proposal))
+        for candidate_id in self._running:
+            choices = space.choices_of(self._known[candidate_id])
+            if choices is not None:
+                study._enter(choices, candidate_id)
+        return study
+
+    def _value(self, attempt: Attempt) -> float | None:
+        if attempt.speedup is None or not attempt.verdict.is_timed:
+            return None
+        if attempt.incumbent_id not in self._values:
+            raise ValueError(
+                f"the incumbent {attempt.incumbent_id[:10]} was never measured, so nothing can be chained to it"
+            )
+        ratio = attempt.speedup.value
+        value = math.log(ratio) + self._values[attempt.incumbent_id] if ratio > 0 else math.nan
+        return value if math.isfinite(value) else None
+
+    def _is_new(self, candidate: Candidate, choices: Choices) -> bool:
+        return not self.knows(candidate) and self.space.admits(candidate) and not self._is_banned(choices)
+
+    def _is_banned(self, choices: Choices) -> bool:
+        return any(item in self._banned for item in choices.items())
+
+    def _untried(self) -> Ask | None:
+        """By chance among what is untried; a small space is searched through, so that its end is certain."""
+        size = self.space.size()
+        if size.is_bound:
+            drawn: Iterable[Choices] = (self.space.sample(self._rng, self._base) for _ in range(MAX_DRAWS))
+        else:
+            drawn = list(self.space.every(self._base))
+            self._rng.shuffle(drawn)
+        for choices in drawn:
+            candidate = self.space.to_candidate(choices)
+            if self._is_new(candidate, choices):
+                self._known[candidate.id] = candidate
+                proposal = Proposal(
+                    candidate=candidate, proposer=Proposer.RANDOM, hypothesis="untried, drawn by chance"
+                )
+                return self._asked(proposal, choices)
+        self.exhausted = (
+            f"space exhausted: {MAX_DRAWS} draws from at most {size.candidates} candidates found nothing untried"
+            if size.is_bound
+            else f"space exhausted: all {size.candidates} candidates are tried"
+        )
+        return None
+
+    def _asked(self, proposal: Proposal, choices: Choices) -> Ask:
+        trial = self._enter(choices, proposal.candidate.id)
+        return Ask(proposal=proposal, choices=choices, trial=trial)
+
+    def _enter(self, choices: Choices, candidate_id: str) -> int:
+        """A running trial with exactly these choices."""
+        self._study.enqueue_trial(self._asked_of(choices)[0])
+        trial = self._study.ask()
+        self.space.walk(_sampler_of(trial), choices)
+        self._running[candidate_id] = trial.number
+        return int(trial.number)
+
+    def _asked_of(self, choices: Choices) -> tuple[dict[str, str], dict[str, CategoricalDistribution]]:
+        """What a walk with these answers asks of the sampler: answers and distributions, by name."""
+        answered: dict[str, str] = {}
+        distributions: dict[str, CategoricalDistribution] = {}
+        answer = answers(choices)
+
+        def suggest(name: str, texts: tuple[str, ...]) -> str:
+            answered[name], distributions[name] = answer(name, texts), CategoricalDistribution(texts)
+            return answered[name]
+
+        self.space.walk(suggest, choices)
+        return answered, distributions
+
+
+def _sampler_of(trial: optuna.Trial) -> Suggest:
+    return lambda name, texts: str(trial.suggest_categorical(name, texts))
+
+
+def _fresh_study(name: str, storage: str | None, sampler: optuna.samplers.BaseSampler) -> optuna.Study:
+    """An empty study of that name. One left by an earlier session goes: the ledger is what is rebuilt from, not it."""
+    if storage is not None and name in optuna.get_all_study_names(storage):
+        optuna.delete_study(study_name=name, storage=storage)
+    return optuna.create_study(storage=storage, study_name=name, sampler=sampler, direction="maximize")
+
+
+def derive_seed(campaign_seed: int, *path: str | int) -> int:
+    """A seed of its own for each use, the same for the same path: `derive_seed(7, "agent", 3)`. Below 2³¹."""
+    return int(content_hash([campaign_seed, *path])[:15], 16) % (2**31)
