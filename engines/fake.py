@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
+from engines.program import CandidateFailed
 from hotpass.canonical import content_hash
-from hotpass.records.candidate import AS_LOADED, Candidate, Reload
+from hotpass.records.candidate import AS_LOADED, Candidate, Numerics, Reload
 from hotpass.records.deployment import Deployment
 from hotpass.records.measurement import (
+    Agreement,
     Assignment,
+    BaselineMeasurement,
     CleanReport,
     Environment,
     Failure,
@@ -25,6 +29,7 @@ from hotpass.records.measurement import (
     MeasuredReplay,
     MeasureResult,
     OutputCheck,
+    Purpose,
     ReloadReport,
     ReplayStats,
     Side,
@@ -84,7 +89,7 @@ def step_time_from_costs(base_ms: float, factors: Mapping[str, float]) -> StepTi
 
 
 class FakeEngine:
-    """Implements `engines.protocol.Engine`. Same seed and same orders give the same answers."""
+    """Implements `engines.protocol.Engine` and `MeasuresBaselines`. Same seed and same orders give the same answers."""
 
     def __init__(
         self,
@@ -197,6 +202,55 @@ class FakeEngine:
             failure=failure,
         )
 
+    def baselines(self) -> Sequence[str]:
+        """One: the same model by a loop that is 5 % slower."""
+        return ("simulated-loop",)
+
+    def measure_baseline(
+        self, name: str, rows: Sequence[ShapeRow], seed: int, deadline_seconds: float
+    ) -> BaselineMeasurement:
+        order = Assignment(
+            incumbent=AS_LOADED,
+            candidate=AS_LOADED,
+            tier=Tier.FAST,
+            purpose=Purpose.SEARCH,
+            rows=tuple(rows),
+            seed=seed,
+            deadline_seconds=deadline_seconds,
+        )
+        blocks = [
+            replace(block, candidate_ms=(block.candidate_ms[0] * 1.05, block.candidate_ms[1] * 1.05))
+            for block in self._rounds(order)
+        ]
+        checks = tuple(self._check(order, row) for row in rows)
+        return BaselineMeasurement(name=name, numerics=Numerics.TOLERANCE, blocks=tuple(blocks), checks=checks)
+
+    def score(self, candidate: Candidate, texts: int, tokens_per_text: int, seed: int, noise_abs: float) -> Agreement:
+        """Every token agrees; the difference is `logit_error`. A candidate that fails in `measure` fails here."""
+        failure = self.behaviour(candidate)
+        if failure is not None:
+            raise CandidateFailed(failure)
+        error, positions = self.logit_error(candidate), texts * tokens_per_text
+        return Agreement(
+            texts=texts,
+            positions=positions,
+            agree=positions,
+            clear=positions,
+            clear_agree=positions,
+            noise_abs=noise_abs,
+            max_abs=error,
+            kl_mean=error**2,
+            bit_equal=error == 0.0,
+        )
+
+    def reference_noise(self) -> Sequence[OutputCheck]:
+        """Reordering changes nothing here, so the policy's floor is the band."""
+        assert self._deployment is not None
+        return tuple(replace(_exact_check(row), max_abs=1e-6) for row in self._deployment.shapes.rows)
+
+    def verify_weights(self) -> bool:
+        return True
+
     def _rounds(self, assignment: Assignment) -> list[MeasuredBlock]:
         test = SequentialTest(assignment.stopping)
         blocks: list[MeasuredBlock] = []
@@ -247,19 +301,12 @@ class FakeEngine:
 
     def _check(self, assignment: Assignment, row: ShapeRow) -> OutputCheck:
         error = self.logit_error(assignment.candidate)
-        positions = 4 * row.num_seqs
-        return OutputCheck(
-            row=row,
-            against="reference",
+        return replace(
+            _exact_check(row),
             max_abs=error,
             rms=error / 4,
-            reference_rms=2.0,
             worst_row_rms=error / 3,
             bit_equal=error == 0.0,
-            positions=positions,
-            argmax_agree=positions,
-            argmax_clear=positions,
-            argmax_clear_agree=positions,
             kl_mean=error**2,
         )
 
@@ -273,6 +320,25 @@ class FakeEngine:
 
     def _noisy(self, time: float) -> float:
         return time * math.exp(self._rng.normal(0.0, self.noise))
+
+
+def _exact_check(row: ShapeRow) -> OutputCheck:
+    """Four steps of a row, equal to the reference."""
+    positions = 4 * row.num_seqs
+    return OutputCheck(
+        row=row,
+        against="reference",
+        max_abs=0.0,
+        rms=0.0,
+        reference_rms=2.0,
+        worst_row_rms=0.0,
+        bit_equal=True,
+        positions=positions,
+        argmax_agree=positions,
+        argmax_clear=positions,
+        argmax_clear_agree=positions,
+        kl_mean=0.0,
+    )
 
 
 def _class_of(name: str) -> str:
