@@ -71,7 +71,7 @@ def read_gguf(name: str, path: Path) -> Checkpoint:
     """A GGUF file of an architecture that transformers converts. Raises InputError for another, or a damaged file."""
     import gguf
     from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
     try:
         reader = gguf.GGUFReader(path)
@@ -80,7 +80,7 @@ def read_gguf(name: str, path: Path) -> Checkpoint:
             model = AutoModelForCausalLM.from_config(config)
         architecture = reader.fields["general.architecture"].contents()
         processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
-        names = get_gguf_hf_weights_map(model, processor)
+        names = _gguf_names(model, processor)
     except Exception as error:
         raise _unreadable(name, "is not a GGUF file that transformers converts", error) from None
     values: dict[str, torch.Tensor] = {}
@@ -105,18 +105,43 @@ def read_gguf(name: str, path: Path) -> Checkpoint:
     return Checkpoint(config=_completed(config, model), tensors=values, packed=_faithful(packed, values))
 
 
-def write_tokenizer(source: Path, folder: Path) -> None:
+def write_tokenizer(source: Path, config: Any, folder: Path) -> None:
     """Put the model's tokenizer into the folder as `tokenizer.json` and its settings, when the model has one."""
     from transformers import AutoTokenizer
 
-    if source.suffix == ".gguf":
-        AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(folder)
+    if source.suffix == ".gguf":  # given the configuration, the file's slow header is parsed once less
+        AutoTokenizer.from_pretrained(source.parent, config=config, gguf_file=source.name).save_pretrained(folder)
         return
     for name in _TOKENIZER_FILES:
         if (source / name).exists():
             shutil.copyfile(source / name, folder / name)
     if not (folder / "tokenizer.json").exists() and (source / "tokenizer_config.json").exists():
         AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+
+
+def _gguf_names(model: torch.nn.Module, processor: Any) -> dict[str, str]:
+    """GGUF name → parameter name, by transformers' own table.
+
+    Its function also walks every submodule, for architectures that were converted from an inner model, and builds the
+    table anew for each: seconds that are spent only when the outermost names do not suffice.
+    """
+    from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
+
+    names: dict[str, str] = get_gguf_hf_weights_map(_WithoutChildren(model), processor)
+    if set(names.values()) >= model.state_dict().keys():
+        return names
+    return dict(get_gguf_hf_weights_map(model, processor))
+
+
+class _WithoutChildren:
+    """A model as its names alone."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.config = model.config
+        self.state_dict = model.state_dict
+
+    def named_children(self) -> tuple[()]:
+        return ()
 
 
 def _faithful(

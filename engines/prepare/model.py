@@ -94,7 +94,7 @@ def is_whole(folder: Path) -> bool:
     """True when each file is the one that was written: same size and time, or else the same SHA-256."""
     try:
         files = json.loads((folder / MODEL_FILE).read_text())["files"]
-        return all(_unchanged(folder / name, facts) for name, facts in dict(files).items())
+        return all(_unchanged(folder / name, facts) for name, facts in files.items())
     except (OSError, ValueError, KeyError):
         return False
 
@@ -103,7 +103,7 @@ def _unchanged(path: Path, facts: Mapping[str, Any]) -> bool:
     stat = path.stat()
     if stat.st_size != facts["bytes"]:
         return False
-    return stat.st_mtime_ns == facts["mtime_ns"] or file_sha256(path) == facts["sha256"]
+    return bool(stat.st_mtime_ns == facts["mtime_ns"] or file_sha256(path) == facts["sha256"])
 
 
 def _split_name(name: str, layers: Sequence[int] | None) -> tuple[str, Sequence[int] | None]:
@@ -128,7 +128,7 @@ def _write(folder: Path, source: Source) -> None:
     if dtype not in _DTYPES:
         raise InputError("model", source.name, f"declares dtype {dtype}", f"use one of {', '.join(_DTYPES)}")
     checkpoint.config.save_pretrained(folder)
-    write_tokenizer(source.path, folder)
+    write_tokenizer(source.path, checkpoint.config, folder)
     _save(checkpoint.tensors, folder / WEIGHTS_FILE)
     if checkpoint.packed:
         _save({name: rows for name, (_, rows) in checkpoint.packed.items()}, folder / PACKED_FILE)
