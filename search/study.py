@@ -84,7 +84,7 @@ class Study:
         self._fast: set[str] = {AS_LOADED.id}
         self._waiting: list[tuple[Choices, Proposal]] = []
         self._banned: set[tuple[str, str]] = set()
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler = optuna.samplers.TPESampler(
@@ -92,7 +92,6 @@ class Study:
                 multivariate=True,
                 group=False,
                 constant_liar=True,
-                warn_independent_sampling=False,
                 seed=self.seed,
             )
         self._study = _fresh_study(f"{name}-{space.version}", storage, sampler)
