@@ -19,6 +19,7 @@ from hotpass.errors import HotpassError, InputError, MachineError
 
 if TYPE_CHECKING:
     from cluster.api import Campaign, Tried, compile, open_campaign, try_part
+
     from hotpass.parts import part
     from hotpass.records.candidate import AS_LOADED, Candidate, Numerics, PartSource, PartUse, Proposal, Reload
     from hotpass.records.deployment import Deployment, HardwareRef, ModelRef, Serving, TrafficRef

@@ -1,0 +1,159 @@
+"""The engine as a server: a plain class that owns one engine, takes the measuring lease around each measurement, and can be
+used in-process or, wrapped last, as a Ray actor. Replies are records of numbers (well below 1 MB); no tensor leaves it.
+
+    load once ─► slots ─► measure(assignment) ─► Measured(result, wait_seconds)
+                          baseline(name, …) ─► BaselineMeasurement      evidence(candidate, …) ─► Evidence (for the release gates)
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+from actors.lease import MeasuringLease
+from actors.spec import EngineSpec, make_engine
+from engines.program import CandidateFailed
+from engines.protocol import MeasuresBaselines
+from hotpass.errors import EngineDied
+from hotpass.records.candidate import Candidate
+from hotpass.records.deployment import Deployment
+from hotpass.records.measurement import (
+    Agreement,
+    Assignment,
+    BaselineMeasurement,
+    MeasureResult,
+    OutputCheck,
+    Tier,
+)
+from hotpass.records.shapes import ShapeRow
+from hotpass.records.slots import SlotTable
+
+TEXTS, TOKENS_PER_TEXT = 4, 96
+"""Held-out text that the greedy gate scores: long enough that one wrong position in a hundred shows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """A result and what it waited for."""
+
+    result: MeasureResult
+    domain: str
+    """Memory-bandwidth domain that it was measured in."""
+    wait_seconds: float
+    """Spent waiting for the measuring lease."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """What the release gates need beyond a measurement. None: this engine cannot say."""
+
+    agreement: Agreement | None
+    weights_unchanged: bool | None
+    problem: str = ""
+    """Why the candidate could not be scored; empty when it was."""
+
+
+class EngineServer:
+    """One engine. Methods are called one at a time."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.spec = spec
+        self.engine = make_engine(spec)
+        self.domain = f"{spec.device}{spec.visible_devices or ''}"
+        self._deployment: Deployment | None = None
+
+    def load(self, deployment: Deployment, tier: Tier) -> dict[str, float]:
+        """Start-up time by phase, ms. Raises InputError or MachineError."""
+        phases = dict(self.engine.load(deployment, tier))
+        self._deployment = deployment
+        return phases
+
+    def slots(self) -> SlotTable:
+        return self.engine.slots()
+
+    def measure(self, assignment: Assignment) -> Measured:
+        """An engine that died (not a candidate of it) is made and loaded again, once, before the error goes up."""
+        with self._lease() as lease:
+            try:
+                result = self.engine.measure(assignment)
+            except EngineDied:
+                self._again(assignment.tier)
+                result = self.engine.measure(assignment)
+        return Measured(result=result, domain=self.domain, wait_seconds=lease.wait_seconds if lease else 0.0)
+
+    def baselines(self) -> tuple[str, ...]:
+        """What `baseline` can measure; empty for an engine without such sides."""
+        able = self._able()
+        return tuple(able.baselines()) if able else ()
+
+    def baseline(self, name: str, rows: Sequence[ShapeRow], seed: int, deadline_seconds: float) -> BaselineMeasurement:
+        able = self._able()
+        assert able is not None, "asked for a baseline that `baselines` does not name"
+        with self._lease():
+            return able.measure_baseline(name, rows, seed, deadline_seconds)
+
+    def noise(self) -> tuple[OutputCheck, ...]:
+        """The reference against itself in another order; empty when the engine cannot say."""
+        able = self._able()
+        return tuple(able.reference_noise()) if able else ()
+
+    def evidence(self, candidate: Candidate, seed: int, noise_abs: float) -> Evidence:
+        """Greedy agreement on held-out text and the full hash of the weights."""
+        able = self._able()
+        if able is None:
+            return Evidence(agreement=None, weights_unchanged=None)
+        try:
+            agreement = able.score(candidate, TEXTS, TOKENS_PER_TEXT, seed, noise_abs)
+        except CandidateFailed as failed:
+            return Evidence(agreement=None, weights_unchanged=able.verify_weights(), problem=failed.failure.message)
+        return Evidence(agreement=agreement, weights_unchanged=able.verify_weights())
+
+    def _able(self) -> MeasuresBaselines | None:
+        return cast(MeasuresBaselines, self.engine) if hasattr(self.engine, "measure_baseline") else None
+
+    def _lease(self) -> AbstractContextManager[MeasuringLease | None]:
+        """The fake takes none: it keeps nobody's memory bus busy."""
+        return nullcontext() if self.spec.kind == "fake" else MeasuringLease(self.domain)
+
+    def _again(self, tier: Tier) -> None:
+        assert self._deployment is not None
+        self.engine.close()
+        self.engine = make_engine(self.spec)
+        self.engine.load(self._deployment, tier)
+
+    def facts(self) -> dict[str, Any]:
+        """What must agree between nodes, and what is recorded of this process."""
+        return node_facts() | {
+            "engine": self.spec.name,
+            "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        }
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def node_facts() -> dict[str, Any]:
+    """Versions and place of the process that calls it, without importing torch."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    import hotpass
+
+    def installed(name: str) -> str:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            return "absent"
+
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "ray": installed("ray"),
+        "torch": installed("torch"),
+        "hotpass": hotpass.__version__,
+    }

@@ -1,0 +1,68 @@
+"""The measuring lease: at most one measurement at a time in a memory-bandwidth domain, whatever campaigns run on the machine.
+
+A file lock on the node itself, so that it holds between Ray clusters and plain processes alike, and is free again when its
+holder dies. The holder writes its process id into the file, for the message that the next one waits with.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+
+from hotpass.errors import MachineError
+
+POLL_SECONDS = 0.05
+
+
+def lease_folder() -> Path:
+    """`HOTPASS_LEASE_DIR`, or a folder of the machine that every user may write."""
+    folder = Path(os.environ.get("HOTPASS_LEASE_DIR") or Path(tempfile.gettempdir()) / "hotpass-leases")
+    if not folder.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o1777)
+    return folder
+
+
+class MeasuringLease:
+    """`with MeasuringLease("cpu") as lease:` measure; `lease.wait_seconds` says how long others held it."""
+
+    def __init__(self, domain: str, *, patience_seconds: float = 600.0) -> None:
+        self.path = lease_folder() / f"{domain.replace('/', '_')}.lock"
+        self.patience_seconds = patience_seconds
+        self.wait_seconds = 0.0
+        self._descriptor = -1
+
+    def __enter__(self) -> MeasuringLease:
+        """Raises MachineError naming the holder when it does not give up the lease in time."""
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        started = time.monotonic()
+        while not self._taken():
+            self.wait_seconds = time.monotonic() - started
+            if self.wait_seconds > self.patience_seconds:
+                holder = self.path.read_text().strip() or "unknown"
+                os.close(self._descriptor)
+                raise MachineError(
+                    f"process {holder} has held the measuring lease {self.path} for more than "
+                    f"{self.patience_seconds:.0f} s; end it, or wait for it to finish"
+                )
+            time.sleep(POLL_SECONDS)
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.ftruncate(self._descriptor, 0)
+        os.close(self._descriptor)
+
+    def _taken(self) -> bool:
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

@@ -1,0 +1,192 @@
+"""A campaign from plan to result: opens the log, starts engines, calibrates, searches, measures the finalists, writes what is read
+afterwards. The only module that knows the whole order of things.
+
+    plan ─► log (folded) ─► engines ─► A/A ─► baselines ─► search ─► finalists, gates ─► result.json, release/, report.html
+
+A campaign that was interrupted or killed is run again by the same function on the same folder: the log says what is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cluster.clock import Clock, SimulatedClock, WallClock
+from cluster.events import EventLog
+from cluster.finish import measure_finalists, result_line
+from cluster.floors import floors_ms
+from cluster.folder import load_candidates, save_candidate
+from cluster.journal import FOLDER, Journal
+from cluster.loop import SearchLoop
+from cluster.machines import Machines, MachinesOpener, open_machines
+from cluster.plan import Plan, write_plan
+from cluster.ports import Proposer, Silent, View
+from cluster.proposing import StudyProposer
+from cluster.session import Session
+from cluster.state import CampaignState, fold
+from hotpass.errors import HotpassError
+from hotpass.records.candidate import AS_LOADED, Numerics, PartSource, Proposal
+from hotpass.records.measurement import Purpose
+from search.catalogue import load_catalogue
+
+RESULT_FILE = "result.json"
+
+
+class Interrupted(HotpassError):
+    """The user stopped the campaign; everything acknowledged is recorded."""
+
+    exit_code = 130
+
+
+@dataclass(slots=True, kw_only=True)
+class Running:
+    """What a campaign holds open; `halt` may be set from another thread to stop it as Ctrl-C does."""
+
+    plan: Plan
+    view: View = field(default_factory=Silent)
+    halt: threading.Event = field(default_factory=threading.Event)
+    open_machines: MachinesOpener = open_machines
+    catalogue: Callable[[str], Sequence[PartSource]] = load_catalogue
+    """Device → the parts that may be proposed there."""
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.plan.spec.out)
+
+
+def run_campaign(running: Running) -> dict[str, Any]:
+    """Run or resume a campaign until its result, which is returned and is in `result.json`.
+
+    Raises Interrupted after Ctrl-C (or `halt`), InputError when another process writes the folder, MachineError.
+    """
+    plan, folder = running.plan, running.folder
+    write_plan(folder, plan)
+    with EventLog.open(folder / FOLDER) as log:
+        state = fold(log.read())
+        if state.result is not None:
+            return dict(state.result)
+        for path in log.quarantined:
+            running.view.note(
+                f"a torn last line of the event log was put aside as {path}; nothing acknowledged is lost"
+            )
+        with opened_session(running, log, state) as (session, machines):
+            try:
+                return _run(session, machines, running)
+            except KeyboardInterrupt:
+                session.journal.decide("interrupted")
+                session.journal.settle()
+                raise Interrupted(
+                    f"stopped after {len(state.search_attempts())} attempts, all recorded; "
+                    f"go on with: hotpass compile --resume {folder}"
+                ) from None
+
+
+@contextlib.contextmanager
+def opened_session(running: Running, log: EventLog, state: CampaignState) -> Iterator[tuple[Session, Machines]]:
+    """Engines loaded and calibrated, closed again whatever happens; MLflow mirrors the log meanwhile."""
+    plan, folder = running.plan, running.folder
+    clock = _clock(plan, state)
+    journal = Journal(log, state, clock, running.view)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_mirrored(plan, folder, running.view))
+        machines = stack.enter_context(running.open_machines(plan, running.view))
+        session = Session(
+            plan,
+            journal,
+            machines.engines,
+            running.view,
+            store=lambda candidate: save_candidate(folder, candidate),
+            floors_ms=floors_ms(plan.deployment),
+        )
+        session.candidates |= load_candidates(folder)
+        running.view.changed(state)
+        session.start()
+        yield session, machines
+
+
+def _run(session: Session, machines: Machines, running: Running) -> dict[str, Any]:
+    plan = session.plan
+    if plan.spec.baselines:
+        session.measure_baselines()
+    if not session.state.stop_reason:
+        proposer = make_proposer(session, machines, running.catalogue)
+        loop = SearchLoop(
+            session,
+            proposer,
+            machines.builder,
+            build_ahead=machines.build_ahead,
+            first=unfinished(session),
+            halt=running.halt,
+        )
+        loop.run()
+    measure_finalists(session)
+    result = result_line(session)
+    session.journal.decide("result", result=result)
+    session.journal.settle()
+    write_outputs(running.folder, plan, session.state, result)
+    return result
+
+
+def make_proposer(session: Session, machines: Machines, catalogue: Callable[[str], Sequence[PartSource]]) -> Proposer:
+    """The built-in proposer, told everything that the log remembers."""
+    plan = session.plan
+    assert session.slot_table is not None
+    proposer = StudyProposer(
+        plan.deployment,
+        session.slot_table,
+        catalogue(plan.deployment.hardware.device),
+        numerics=Numerics(plan.spec.numerics),
+        compiler=machines.compiler,
+        seed=plan.spec.seed,
+    )
+    proposer.seen(proposal.candidate for proposal in unfinished(session).values())
+    for row in session.state.attempts:
+        if row.attempt.purpose is Purpose.SEARCH and row.attempt.candidate_id in session.candidates:
+            proposer.tell(session.candidates[row.attempt.candidate_id], row.attempt)
+    return proposer
+
+
+def unfinished(session: Session) -> dict[str, Proposal]:
+    """What is measured first: the winner of the campaign that this one continues, then proposals without an attempt."""
+    state, found = session.state, dict[str, Proposal]()
+    tried = {row.attempt.candidate_id for row in state.attempts}
+    continued = session.plan.continued
+    if continued and continued.candidate.id not in tried | {AS_LOADED.id}:
+        hypothesis = f"won on {continued.traffic}"
+        found[continued.candidate.id] = Proposal(
+            candidate=continued.candidate, proposer="continued", hypothesis=hypothesis
+        )
+    for candidate_id, info in state.candidates.items():
+        candidate = session.candidates.get(candidate_id)
+        if candidate is not None and candidate_id not in tried:
+            found[candidate_id] = Proposal(
+                candidate=candidate, proposer=info.proposer, parents=info.parents, hypothesis=info.hypothesis
+            )
+    return found
+
+
+def write_outputs(folder: Path, plan: Plan, state: CampaignState, result: Mapping[str, Any]) -> None:
+    """result.json, the release folder when there is a winner, and the report."""
+    from cluster.release import write_release
+    from cluster.report import write_report
+
+    (folder / RESULT_FILE).write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if state.winner is not None:
+        write_release(folder, plan, state)
+    write_report(folder)
+
+
+def _clock(plan: Plan, state: CampaignState) -> Clock:
+    if plan.spec.engine == "fake":
+        return SimulatedClock(state.elapsed_seconds)
+    return WallClock(state.elapsed_seconds)
+
+
+@contextlib.contextmanager
+def _mirrored(plan: Plan, folder: Path, view: View) -> Iterator[None]:
+    yield

@@ -1,0 +1,194 @@
+"""The command line: what may be asked, and which module answers. Imports nothing heavy, so that `hotpass --help` is quick.
+
+Results for programs go to stdout, everything for people to stderr. Exit codes: 0 done (`try`: faster), 1 a negative verdict or a
+machine that failed, 2 bad input, 3 inconclusive, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from hotpass.errors import HotpassError, InputError
+
+EPILOG = """\
+  hotpass compile --model smollm2-135m --traffic chat --budget 5m     search, verify, release
+  hotpass try my_part.py --model smollm2-135m --traffic chat          one candidate through the same judge
+  hotpass init-part model.layers.*.mlp                                a runnable copy of the reference to start from
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse's own errors become InputErrors: one sentence, exit 2, like every other wrong input."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise InputError(
+            "command line",
+            " ".join(sys.argv[1:]) or "(empty)",
+            f"is not understood: {message}",
+            f"see {self.prog} --help",
+        )
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="hotpass",
+        description="Keeps LLM inference tuned to one deployment: persistent engines, hot-reloaded forward passes, verified speedups.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    _compile(commands)
+    _try(commands)
+    _look(commands)
+    return parser
+
+
+def _deployment_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("deployment")
+    group.add_argument("--model", metavar="M", help="alias, hub id, folder or GGUF file")
+    group.add_argument("--traffic", metavar="T", help="preset (chat, code, agentic, long-context) or trace file")
+    group.add_argument("--concurrency", type=int, metavar="N", help="clients of the closed loop (default 1)")
+    group.add_argument("--requests", type=int, metavar="N", help="requests of the trace to use (default all)")
+    group.add_argument(
+        "--numerics",
+        metavar="CLASS",
+        help="widest class allowed: bit-identical, tolerance (default), distribution, lossy",
+    )
+    group.add_argument("--engine", metavar="E", help="decoder (default), or fake: simulated times")
+    group.add_argument("--device", metavar="D", help="cpu, cuda or auto (default)")
+    group.add_argument(
+        "--threads", type=int, metavar="N", help="threads of the deployment as loaded (default: physical cores)"
+    )
+    group.add_argument("--seed", type=int, metavar="N", help="of proposals, inputs and the order of sides (default 0)")
+
+
+def _where_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("where")
+    group.add_argument("--out", metavar="DIR", help="campaign folder (default campaigns/<model>-<traffic>-<time>)")
+    group.add_argument("--address", metavar="A", help="Ray address (default: a local Ray that starts by itself)")
+    group.add_argument("--no-ray", dest="ray", action="store_const", const=False, help="engines in this process")
+    group.add_argument("--tracking-uri", metavar="URI", help="MLflow server (default: SQLite in the campaign folder)")
+    group.add_argument("--quiet", "--json", dest="quiet", action="store_true", help="nothing but the JSON line")
+
+
+def _compile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "compile", help="search for a faster forward pass within a budget, verify it, release it"
+    )
+    _deployment_options(parser)
+    group = parser.add_argument_group("campaign")
+    group.add_argument("--budget", metavar="TIME", help="as 90s, 5m, 1h (default 5m)")
+    group.add_argument("--max-attempts", type=int, metavar="N", help="stop searching after N attempts")
+    group.add_argument(
+        "--no-baselines", dest="baselines", action="store_const", const=False, help="skip transformers' own loop"
+    )
+    group.add_argument(
+        "--campaign", metavar="FILE", help="TOML or YAML file with any of these settings; options win over it"
+    )
+    group.add_argument("--resume", metavar="DIR", help="go on with an interrupted campaign")
+    group.add_argument(
+        "--continue", dest="continue_from", metavar="DIR", help="start from the winner of a finished campaign"
+    )
+    _where_options(parser)
+    parser.set_defaults(run="cluster.commands.compile:run")
+
+
+def _try(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "try", help="one part, candidate or setting through the search's own judge, gates and ledger"
+    )
+    parser.add_argument("path", nargs="?", metavar="PATH", help="part (.py file or folder) or candidate folder")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="K=V", dest="settings", help="engine setting; repeatable"
+    )
+    parser.add_argument(
+        "--param", action="append", default=[], metavar="K=V", dest="params", help="parameter of the part; repeatable"
+    )
+    parser.add_argument(
+        "--against",
+        metavar="CANDIDATE",
+        help="id (or its beginning) of a candidate of --in, or a folder (default: as loaded)",
+    )
+    parser.add_argument(
+        "--in", dest="campaign_folder", metavar="DIR", help="campaign whose deployment and ledger are used"
+    )
+    _deployment_options(parser)
+    _where_options(parser)
+    parser.set_defaults(run="cluster.commands.try_candidate:run")
+
+
+def _look(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Commands that only look, and `init-part`."""
+    init = commands.add_parser("init-part", help="write a runnable copy of a slot's reference as a part to start from")
+    init.add_argument("slot", metavar="SLOT", help="as `model` or `model.layers.*.mlp` (see hotpass slots)")
+    init.add_argument("--out", metavar="DIR", help="folder to write (default: named after the slot)")
+    init.add_argument(
+        "--model", metavar="M", default="smollm2-135m", help="model whose slots these are (default smollm2-135m)"
+    )
+    init.set_defaults(run="cluster.commands.parts:init_part")
+    slots = commands.add_parser("slots", help="print the slot table of a model")
+    slots.add_argument("--model", metavar="M", default="smollm2-135m", help="default smollm2-135m")
+    slots.add_argument("--json", action="store_true", help="as JSON")
+    slots.set_defaults(run="cluster.commands.parts:slots")
+    traffic = commands.add_parser("traffic", help="what a trace or preset looks like, and the steps it makes")
+    traffic.add_argument("source", metavar="FILE|PRESET")
+    traffic.add_argument("--concurrency", type=int, default=1, metavar="N")
+    traffic.add_argument("--max-context", type=int, metavar="N", help="drop requests beyond it (default: none)")
+    traffic.add_argument("--format", metavar="F", help="mooncake, azure, burstgpt or openai-log (default: sniffed)")
+    traffic.add_argument("--plot", metavar="FILE", help="write a picture too (.png or .html)")
+    traffic.add_argument("--json", action="store_true", help="the summary as JSON")
+    traffic.set_defaults(run="cluster.commands.inputs:traffic")
+    hardware = commands.add_parser("hardware", help="this machine, measured, or a named system from the table")
+    hardware.add_argument("name", nargs="?", metavar="NAME", help="as h200; without it this machine is measured")
+    hardware.add_argument("--device", default="auto", metavar="D", help="cpu, cuda or auto")
+    hardware.add_argument("--json", action="store_true", help="as JSON")
+    hardware.set_defaults(run="cluster.commands.inputs:hardware")
+    ui = commands.add_parser("ui", help="start the MLflow UI on a campaign and print its address once it answers")
+    ui.add_argument("folder", metavar="DIR")
+    ui.add_argument("--port", type=int, default=0, metavar="N", help="default: a free one")
+    ui.set_defaults(run="cluster.commands.look:ui")
+    report = commands.add_parser("report", help="write report.html of a campaign, running or done")
+    report.add_argument("folder", metavar="DIR")
+    report.set_defaults(run="cluster.commands.look:report")
+    candidates = commands.add_parser("candidates", help="list the candidates of a campaign, or show how two differ")
+    candidates.add_argument("folder", metavar="DIR")
+    candidates.add_argument(
+        "--diff", nargs=2, metavar=("A", "B"), help="ids or their beginnings; `loaded` is the deployment as loaded"
+    )
+    candidates.add_argument("--json", action="store_true", help="as JSON")
+    candidates.set_defaults(run="cluster.commands.look:candidates")
+    status = commands.add_parser("status", help="where a campaign stands")
+    status.add_argument("folder", metavar="DIR")
+    status.add_argument("--json", action="store_true", help="as JSON")
+    status.set_defaults(run="cluster.commands.look:status")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code. An error that hotpass raises on purpose is one sentence on stderr."""
+    try:
+        arguments = build_parser().parse_args(argv)
+        if arguments.version:
+            import hotpass
+
+            print(hotpass.__version__)
+            return 0
+        if arguments.command is None:
+            build_parser().print_help(sys.stderr)
+            return 2
+        module, _, function = arguments.run.partition(":")
+        code: int = getattr(importlib.import_module(module), function)(arguments)
+        return code
+    except HotpassError as error:
+        print(f"hotpass: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("hotpass: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

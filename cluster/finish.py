@@ -1,0 +1,214 @@
+"""The end of a campaign: the finalists measured again cold, the first gates, what may be claimed, the release folder.
+
+    finalists ─► cold: each side in its own fresh process, interleaved, inputs never used ─► gates ─► winner ─► result, release
+
+Only what is measured here is claimed. A finalist that fails a gate hands on to the next; when none is left there is no winner, and
+the result says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.session import Session
+from cluster.state import AttemptRow, BaselineRow, CampaignState
+from hotpass.decode import json_safe
+from hotpass.records.candidate import AS_LOADED, Candidate, Numerics
+from hotpass.records.measurement import Estimate, Purpose, Tier, Verdict
+from verification.claims import Baseline, Claim, Claims, claims_of
+from verification.gates import first_gates, passed
+
+RESULT_SCHEMA = 1
+LOADED = "as loaded"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finalist:
+    """A candidate after its cold measurement."""
+
+    candidate: Candidate
+    cold: AttemptRow
+    gates: dict[str, str]
+
+    @property
+    def may_win(self) -> bool:
+        return passed(self.gates) and self.cold.attempt.verdict is Verdict.FASTER
+
+
+def choose_finalists(state: CampaignState, limit: int) -> list[str]:
+    """Candidate ids, the most promising first: the incumbent, then the fastest of the fast tier that were no slow-tier losers."""
+    refused = {
+        row.attempt.candidate_id
+        for row in state.attempts
+        if row.attempt.tier is Tier.SLOW and row.attempt.verdict not in (Verdict.FASTER, Verdict.INCONCLUSIVE)
+    }
+    fast = {
+        row.attempt.candidate_id: row.speedup_vs_loaded.value
+        for row in state.search_attempts()
+        if row.attempt.tier is Tier.FAST and row.speedup_vs_loaded and row.speedup_vs_loaded.low > 1
+    }
+    ranked = sorted(fast, key=lambda candidate: (candidate != state.incumbent_id, -fast[candidate]))
+    return [candidate for candidate in ranked if candidate not in refused and candidate != AS_LOADED.id][:limit]
+
+
+def measure_finalists(session: Session) -> Finalist | None:
+    """Measure the finalists cold until the budget is spent (the first always), and record the winner. None: nobody won."""
+    plan, journal = session.plan, session.journal
+    ids = choose_finalists(session.state, plan.pace.num_finalists)
+    journal.decide("finalists", candidates=ids)
+    measured: list[Finalist] = []
+    for index, candidate_id in enumerate(ids):
+        if index and any(f.may_win for f in measured) and journal.clock.seconds() > plan.spec.budget_seconds:
+            break
+        measured.append(_measure_cold(session, session.candidates[candidate_id]))
+    winners = [finalist for finalist in measured if finalist.may_win]
+    best = max(winners, key=_lower_bound, default=None)
+    shown = best or (measured[0] if measured else None)
+    if shown is not None:
+        journal.decide(
+            "winner" if best else "no-winner",
+            candidate_id=shown.candidate.id,
+            gates=shown.gates,
+            attempt_seq=shown.cold.seq,
+            claims=_claims(session, shown) if best else None,
+        )
+    journal.settle()
+    return best
+
+
+def _measure_cold(session: Session, candidate: Candidate) -> Finalist:
+    assert session.band is not None
+    engine = session.engines[0]
+    order = session.order(engine, AS_LOADED, candidate, Tier.FAST, Purpose.COLD)
+    row = session.settle(order, order.future.result())
+    session.view.activity(engine.name, f"gates · {candidate.label}")
+    evidence = engine.evidence(candidate, session.seed_of("gates", order.number), session.band.noise_abs)
+    session.view.activity(engine.name, "")
+    gates = first_gates(
+        candidate,
+        cold=session.results[order.number],
+        cold_attempt=row.attempt,
+        agreement=evidence.agreement,
+        weights_unchanged=evidence.weights_unchanged,
+        band=session.band,
+        policy=session.policy,
+    )
+    return Finalist(candidate=candidate, cold=row, gates={gate.name: gate.text for gate in gates})
+
+
+def _lower_bound(finalist: Finalist) -> float:
+    assert finalist.cold.attempt.speedup is not None
+    return finalist.cold.attempt.speedup.low
+
+
+def _claims(session: Session, finalist: Finalist) -> Claims:
+    cold, state = finalist.cold.attempt, session.state
+    assert cold.speedup is not None
+    assert session.band is not None
+    own = next(row.attempt for row in reversed(state.attempts) if row.attempt.purpose is Purpose.AA)
+    loaded = Baseline(
+        name=LOADED,
+        numerics=_class_as_loaded(session),
+        speedup_vs_loaded=Estimate(value=1.0, low=1.0, high=1.0, kind=cold.speedup.kind),
+        max_abs=own.numerics_measured.get("max_abs", 0.0),
+    )
+    return claims_of(
+        cold.speedup,
+        finalist.candidate.numerics,
+        cold.numerics_measured.get("max_abs", 0.0),
+        session.band.noise_abs,
+        loaded,
+        [_baseline(row) for row in state.baselines if not row.failure],
+    )
+
+
+def _class_as_loaded(session: Session) -> Numerics:
+    """Of the deployment as loaded, relative to the file's own values computed in fp32: a narrow model computes narrowly."""
+    return Numerics.BIT_IDENTICAL if session.plan.deployment.model.dtype == "float32" else Numerics.TOLERANCE
+
+
+def _baseline(row: BaselineRow) -> Baseline:
+    return Baseline(
+        name=row.name,
+        numerics=Numerics(row.numerics),
+        speedup_vs_loaded=row.speedup,
+        max_abs=row.numerics_measured.get("max_abs", float("inf")),
+    )
+
+
+def result_line(session: Session) -> dict[str, Any]:
+    """The one JSON object that ends a campaign, with the keys that programs may rely on."""
+    state, plan = session.state, session.plan
+    winner = state.winner
+    line: dict[str, Any] = {
+        "schema": RESULT_SCHEMA,
+        "campaign": plan.campaign,
+        "deployment": plan.deployment.id,
+        "attempts": len(state.search_attempts()),
+        "attempts_per_hour": round(state.attempts_per_hour(), 1),
+        "best": _best(session) if winner else None,
+        "gates": dict(winner["gates"]) if winner else dict(state.no_winner.get("gates", {})),
+        "verdict": "faster" if winner else _verdict_without_winner(state),
+    }
+    if plan.continued:
+        line["continued"] = {"from": plan.continued.folder, "shape_distance": plan.continued.shape_distance}
+    return json_safe(line)  # type: ignore[no-any-return]
+
+
+def _best(session: Session) -> dict[str, Any]:
+    state = session.state
+    assert state.winner is not None
+    row = state.best_so_far()
+    assert row is not None
+    cold, claims = row.attempt, state.winner["claims"]
+    candidate = session.candidates[cold.candidate_id]
+    assert cold.speedup is not None
+    return {
+        "candidate": candidate.id,
+        "label": candidate.label,
+        "purpose": cold.purpose,
+        "kind": cold.speedup.kind,
+        "numerics": candidate.numerics,
+        "tokens_per_s": round(cold.tokens_per_second, 3) if cold.tokens_per_second else None,
+        "bound_fraction": bound_fraction(session, cold.tokens_per_second),
+        "speedup_vs_loaded": _claim(claims["vs_loaded"]),
+        "speedup_vs_best_same_class": _claim(claims["vs_best_same_class"]),
+        "speedup_vs_best_as_accurate": _claim(claims["vs_best_as_accurate"]),
+    }
+
+
+def _claim(claim: dict[str, Any] | Claim | None) -> dict[str, Any] | None:
+    if claim is None:
+        return None
+    plain = json_safe(claim)
+    estimate = plain["estimate"]
+    low, high = estimate["low"], estimate["high"]
+    return {
+        "value": round(estimate["value"], 4),
+        "ci95": [
+            round(low, 4) if isinstance(low, float | int) else low,
+            round(high, 4) if isinstance(high, float | int) else high,
+        ],
+        "baseline": plain["baseline"],
+    }
+
+
+def bound_fraction(session: Session, rate: float | None) -> float | None:
+    """Share of the physical bound: floor of a step over the shape table ÷ its measured time; None where no floor is known."""
+    shapes, floors = session.plan.deployment.shapes, session.floors_ms
+    if not rate or not all(row.key in floors for row in shapes.rows):
+        return None
+    floor_ms = sum(row.steps_share * floors[row.key] for row in shapes.rows)
+    return round(floor_ms / (shapes.output_tokens_per_step / rate * 1e3), 4)
+
+
+def _verdict_without_winner(state: CampaignState) -> str:
+    """Of the leading finalist: what its cold measurement said, unless a gate says something graver."""
+    gates = state.no_winner.get("gates", {})
+    if any(gates.get(name, "").startswith("fail") for name in ("logits", "greedy-agreement")):
+        return Verdict.INCORRECT.value
+    if gates.get("weights", "").startswith("fail"):
+        return Verdict.INVALID.value
+    cold = [row.attempt.verdict for row in state.attempts if row.seq == state.no_winner.get("attempt_seq")]
+    return cold[0].value if cold and cold[0] is not Verdict.FASTER else Verdict.INCONCLUSIVE.value

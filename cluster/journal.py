@@ -1,0 +1,80 @@
+"""The loop's hand on the event log: appends, makes durable, folds what it appended into the state, and tells the view.
+
+What the state holds is therefore always what a reader of the log would hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cluster.clock import Clock
+from cluster.events import Event, EventLog, read_events
+from cluster.ports import View
+from cluster.state import CampaignState, fold
+from hotpass.decode import json_safe
+from hotpass.records.candidate import Proposal
+from hotpass.settings import DEFAULTS
+
+FOLDER = "events"
+
+
+class Journal:
+    """Of one campaign, for its one writer. Every payload gets `elapsed_seconds`, the campaign time."""
+
+    def __init__(self, log: EventLog, state: CampaignState, clock: Clock, view: View) -> None:
+        self.log = log
+        self.state = state
+        self.clock = clock
+        self.view = view
+
+    def write(self, kind: str, payload: Mapping[str, Any]) -> int:
+        """Append one event; `settle` makes it durable."""
+        content = json_safe({**payload, "elapsed_seconds": round(self.clock.seconds(), 3)})
+        seq = self.log.append(kind, content)
+        self.state.apply(Event(seq=seq, time=0.0, schema_version=1, kind=kind, payload=content))
+        self.view.changed(self.state)
+        return seq
+
+    def decide(self, decision: str, random_state: int | str = "", **facts: Any) -> None:
+        """A decision, with what it was made from: the last event seen, the random state and the clock."""
+        self.write(
+            "decision",
+            {
+                "decision": decision,
+                "last_seq": self.log.last_seq,
+                "random_state": random_state,
+                "clock_seconds": round(self.clock.seconds(), 3),
+                **facts,
+            },
+        )
+
+    def propose(self, proposal: Proposal) -> None:
+        self.write("proposal", proposal_payload(proposal))
+
+    def settle(self) -> None:
+        """Everything written so far is acknowledged: it survives a kill."""
+        self.log.sync()
+
+
+def proposal_payload(proposal: Proposal) -> dict[str, Any]:
+    """What the log keeps of a proposal; the sources are in the campaign's store."""
+    candidate = proposal.candidate
+    return {
+        "candidate_id": candidate.id,
+        "label": candidate.label,
+        "numerics": candidate.numerics,
+        "proposer": proposal.proposer,
+        "parents": proposal.parents,
+        "hypothesis": proposal.hypothesis,
+        "parts": [
+            {"name": use.source.name, "sha256": use.source.sha256, "params": use.params} for use in candidate.parts
+        ],
+        "settings": {name: value for name, value in candidate.settings.items() if value != DEFAULTS.get(name)},
+    }
+
+
+def read_state(folder: Path) -> CampaignState:
+    """The state of a campaign folder, running or not; takes no lock."""
+    return fold(read_events(folder / FOLDER))

@@ -1,0 +1,62 @@
+"""Where engines and builders live: in this process, or as actors on a local or given Ray. One place decides, the loop never knows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from actors.builder import BuilderServer
+from actors.engine import EngineServer
+from actors.spec import EngineSpec
+from cluster.plan import Plan
+from cluster.ports import BuilderPort, EnginePort, LocalBuilder, LocalEngine, View
+
+SPARE_CORES = 2
+"""Physical cores beyond the engine's threads from which a builder may run while an engine measures."""
+BUILD_DEADLINE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machines:
+    """Engines and a builder, started."""
+
+    engines: Sequence[EnginePort]
+    builder: BuilderPort
+    build_ahead: bool
+    """Whether builders may run while an engine measures: on a GPU, or with cores to spare."""
+    compiler: bool
+    """Whether there is a C++ compiler where the engines are."""
+
+
+MachinesOpener = Callable[[Plan, View], AbstractContextManager[Machines]]
+
+
+@contextlib.contextmanager
+def open_machines(plan: Plan, view: View) -> Iterator[Machines]:
+    """Started on entry, closed on exit. Raises MachineError or InputError with the demand and the capacity by name."""
+    spec = engine_spec(plan)
+    builder = LocalBuilder(BuilderServer(spec, plan.deployment.model, BUILD_DEADLINE_SECONDS))
+    with contextlib.closing(LocalEngine(EngineServer(spec))) as engine:
+        yield Machines(engines=[engine], builder=builder, build_ahead=False, compiler=builder.server.has_compiler())
+
+
+def engine_spec(plan: Plan, index: int = 0) -> EngineSpec:
+    """Of the engine with that index."""
+    hardware = plan.deployment.hardware
+    return EngineSpec(
+        kind=plan.spec.engine,
+        name=f"{plan.spec.engine}-{index}",
+        device=hardware.device,
+        threads=plan.spec.threads,
+        seed=plan.spec.seed + index,
+    )
+
+
+def may_build_ahead(plan: Plan) -> bool:
+    """A compiler beside a measurement raised its noise sevenfold on two cores, so only where there are cores to spare."""
+    hardware = plan.deployment.hardware
+    return (
+        hardware.device == "cuda" or hardware.num_devices - (plan.spec.threads or hardware.num_devices) >= SPARE_CORES
+    )

@@ -1,0 +1,158 @@
+"""What the campaign loop needs from the outside, as small interfaces, and their in-process form.
+
+    EnginePort.submit(assignment) ─► Future[Measured]          BuilderPort.submit(candidate) ─► Future[Failure | None]
+    Proposer.ask() ─► Proposal | None                          View.changed(state), .activity(engine, text), .note(text)
+
+The Ray form of the first two is `actors.remote`. Futures resolve in any order; an in-process port has answered when `submit` returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
+
+from actors.builder import BuilderServer
+from actors.engine import EngineServer, Evidence, Measured
+from cluster.state import CampaignState
+from hotpass.records.candidate import Candidate, Proposal
+from hotpass.records.deployment import Deployment
+from hotpass.records.measurement import (
+    Assignment,
+    Attempt,
+    BaselineMeasurement,
+    Failure,
+    OutputCheck,
+    Tier,
+)
+from hotpass.records.shapes import ShapeRow
+from hotpass.records.slots import SlotTable
+
+T = TypeVar("T")
+
+
+class EnginePort(Protocol):
+    """One engine, wherever it lives. All but `submit` wait for their answer."""
+
+    name: str
+
+    def load(self, deployment: Deployment, tier: Tier) -> Mapping[str, float]: ...
+
+    def slots(self) -> SlotTable: ...
+
+    def facts(self) -> Mapping[str, Any]: ...
+
+    def submit(self, assignment: Assignment) -> Future[Measured]: ...
+
+    def baselines(self) -> Sequence[str]:
+        """Names that `baseline` takes; empty for an engine that has none."""
+        ...
+
+    def baseline(
+        self, name: str, rows: Sequence[ShapeRow], seed: int, deadline_seconds: float
+    ) -> BaselineMeasurement: ...
+
+    def noise(self) -> Sequence[OutputCheck]:
+        """The reference against itself in another order; empty when the engine cannot say."""
+        ...
+
+    def evidence(self, candidate: Candidate, seed: int, noise_abs: float) -> Evidence:
+        """What the release gates need beyond a measurement: greedy agreement on held-out text, weights hash."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class BuilderPort(Protocol):
+    """Turns a candidate's sources into libraries and derived weights, off the engine's time."""
+
+    def submit(self, candidate: Candidate) -> Future[Failure | None]:
+        """None when it is built (or has nothing to build)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Proposer(Protocol):
+    """Which candidate next. Told of every judged attempt of the search, in order."""
+
+    @property
+    def exhausted(self) -> str:
+        """Why `ask` had nothing left; empty while it has."""
+        ...
+
+    def ask(self, incumbent: Candidate) -> Proposal | None:
+        """None when there is nothing left to try."""
+        ...
+
+    def tell(self, candidate: Candidate, attempt: Attempt) -> None: ...
+
+
+class View(Protocol):
+    """Where people look. None of these may raise or wait."""
+
+    def changed(self, state: CampaignState) -> None: ...
+
+    def activity(self, engine: str, text: str) -> None:
+        """What an engine or a builder does now; empty when it is idle."""
+        ...
+
+    def note(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Silent:
+    """A view that shows nothing."""
+
+    def changed(self, state: CampaignState) -> None:
+        return
+
+    def activity(self, engine: str, text: str) -> None:
+        return
+
+    def note(self, text: str) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+def answered(call: Callable[[], T]) -> Future[T]:
+    """A future of a call made now; what it raises is the future's, except an interrupt, which is the caller's."""
+    future: Future[T] = Future()
+    try:
+        future.set_result(call())
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+class LocalEngine:
+    """An engine server in this process."""
+
+    def __init__(self, server: EngineServer) -> None:
+        self.server = server
+        self.name = server.spec.name
+        self.load = server.load
+        self.slots = server.slots
+        self.facts = server.facts
+        self.baselines = server.baselines
+        self.baseline = server.baseline
+        self.noise = server.noise
+        self.evidence = server.evidence
+        self.close = server.close
+
+    def submit(self, assignment: Assignment) -> Future[Measured]:
+        return answered(lambda: self.server.measure(assignment))
+
+
+class LocalBuilder:
+    """A builder in this process."""
+
+    def __init__(self, server: BuilderServer) -> None:
+        self.server = server
+        self.close = server.close
+
+    def submit(self, candidate: Candidate) -> Future[Failure | None]:
+        return answered(lambda: self.server.build(candidate))

@@ -1,0 +1,55 @@
+"""When a candidate goes on, when it becomes the incumbent, and when a search stops: pure functions of the state."""
+
+from __future__ import annotations
+
+from cluster.plan import Plan
+from cluster.state import AttemptRow, CampaignState
+from hotpass.records.measurement import Purpose, Tier, Verdict
+
+PATIENCE_SHARE = 0.5
+"""Stop when this share of the search's time brought no new incumbent (and at least `PATIENCE_ATTEMPTS` were tried)."""
+PATIENCE_ATTEMPTS = 60
+
+
+def deserves_slow_tier(state: CampaignState, row: AttemptRow) -> bool:
+    """A fast-tier attempt that is faster than the incumbent it was paired with, and leads everything measured so far."""
+    if row.attempt.verdict is not Verdict.FASTER or row.speedup_vs_loaded is None:
+        return False
+    leading = state.speedup_of_incumbent(state.incumbent_id)
+    return row.speedup_vs_loaded.value > leading.value
+
+
+def becomes_incumbent(state: CampaignState, row: AttemptRow) -> bool:
+    """A slow-tier attempt that is not slower, of a candidate that the fast tier still puts ahead of the present incumbent.
+
+    The slow tier has a veto, not the casting vote: its few replays decide large effects only, and their spread is no evidence
+    against a gain that the fast tier measured with a narrow interval.
+    """
+    if row.attempt.verdict not in (Verdict.FASTER, Verdict.INCONCLUSIVE):
+        return False
+    fast = state.fast_speedup(row.attempt.candidate_id)
+    return fast is not None and fast.value > state.speedup_of_incumbent(state.incumbent_id).value
+
+
+def reason_to_stop(state: CampaignState, plan: Plan, clock_seconds: float, exhausted: bool) -> str:
+    """Empty while the search should go on."""
+    search_seconds = plan.spec.budget_seconds - plan.pace.reserve_seconds
+    if clock_seconds >= search_seconds:
+        return f"{search_seconds:.0f} s of the budget are for the search, and they are spent"
+    done = sum(row.attempt.purpose is Purpose.SEARCH for row in state.attempts)
+    if plan.spec.max_attempts and done >= plan.spec.max_attempts:
+        return f"{done} attempts were asked for"
+    if exhausted:
+        return ""
+    return _no_progress(state, search_seconds, clock_seconds)
+
+
+def _no_progress(state: CampaignState, search_seconds: float, clock_seconds: float) -> str:
+    since = state.incumbents[-1].elapsed_seconds if state.incumbents else 0.0
+    tried = sum(
+        row.elapsed_seconds > since and row.attempt.tier is Tier.FAST and row.attempt.purpose is Purpose.SEARCH
+        for row in state.attempts
+    )
+    if tried >= PATIENCE_ATTEMPTS and clock_seconds - since > PATIENCE_SHARE * search_seconds:
+        return f"no new incumbent in {tried} attempts and {clock_seconds - since:.0f} s"
+    return ""

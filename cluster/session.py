@@ -1,0 +1,279 @@
+"""One session of a campaign: engines loaded, the deployment as loaded measured against itself and against the baselines, and the
+one way in which a candidate is measured, judged and recorded. The search, the finalists and `hotpass try` all go through it.
+
+    order ─► assignment event ─► engine ─► Measured ─► judge ─► lease, measurement, attempt events ─► durable ─► Attempt
+
+What is not here: which candidate to measure (`cluster.loop`), and what may be claimed (`cluster.finish`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, fields, replace
+
+from actors.engine import Measured
+from cluster.journal import Journal
+from cluster.plan import Plan
+from cluster.ports import EnginePort, View
+from cluster.state import AttemptRow, chain
+from hotpass.canonical import content_hash
+from hotpass.records.candidate import AS_LOADED, Candidate, Numerics
+from hotpass.records.measurement import (
+    Assignment,
+    Attempt,
+    BaselineMeasurement,
+    Estimate,
+    Failure,
+    MeasureResult,
+    Pairing,
+    Purpose,
+    Stopping,
+    Tier,
+    Verdict,
+)
+from hotpass.records.slots import SlotTable
+from hotpass.stats import tokens_per_second
+from verification.claims import baseline_of
+from verification.numerics import Band, calibrate, reference_checks, summary
+from verification.policy import Policy
+from verification.verdict import judge
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """An assignment under way."""
+
+    number: int
+    engine: EnginePort
+    assignment: Assignment
+    future: Future[Measured]
+
+
+class Session:
+    """Engines, judge and journal of a campaign, between start and end of one process."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        journal: Journal,
+        engines: Sequence[EnginePort],
+        view: View,
+        store: Callable[[Candidate], object],
+        floors_ms: Mapping[str, float] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.journal = journal
+        self.state = journal.state
+        self.engines = list(engines)
+        self.view = view
+        self.store = store
+        self.floors_ms = dict(floors_ms or {})
+        self.policy = Policy(numerics=Numerics(plan.spec.numerics))
+        self.candidates: dict[str, Candidate] = {AS_LOADED.id: AS_LOADED}
+        """Every candidate that this session handles, by id."""
+        self.band: Band | None = None
+        self.slot_table: SlotTable | None = None
+        self.results: dict[int, MeasureResult] = {}
+        """Results of cold assignments, which the gates look at whole."""
+
+    def start(self) -> None:
+        """Load every engine, then measure as loaded against itself (A/A), which also calibrates what a correct output is."""
+        phases = {}
+        for engine in self.engines:
+            self.view.activity(engine.name, "loading the model")
+            phases[engine.name] = dict(engine.load(self.plan.deployment, Tier.FAST))
+            self.view.activity(engine.name, "")
+        self.slot_table = self.engines[0].slots()
+        self.journal.decide(
+            "start",
+            engines=[dict(engine.facts()) for engine in self.engines],
+            slot_table=self.slot_table.version,
+            startup_ms=phases,
+            floors_ms=self.floors_ms,
+            session=self.state.decisions["start"] + 1,
+        )
+        self._calibrate()
+
+    def _calibrate(self) -> None:
+        """A/A once per session: engines are new, and so is their noise."""
+        engine = self.engines[0]
+        noise = list(engine.noise())
+        order = self.order(engine, AS_LOADED, AS_LOADED, Tier.FAST, Purpose.AA)
+        measured = order.future.result()
+        loaded = list(reference_checks(measured.result))
+        if not noise:
+            # The engine cannot reorder its reference: the policy's relative floor stands in for that noise.
+            noise = [replace(check, max_abs=0.0) for check in loaded]
+        self.band = calibrate(noise, loaded, self.plan.deployment.model.dtype, self.policy)
+        self.settle(order, measured)
+
+    def measure_baselines(self) -> None:
+        """Transformers' own loop and the like, in this session, paired with as loaded; those already measured are kept."""
+        engine, known = self.engines[0], {row.name for row in self.state.baselines if not row.failure}
+        for name in engine.baselines():
+            if name in known:
+                continue
+            self.view.activity(engine.name, f"baseline {name}")
+            rows = self.plan.deployment.shapes.rows
+            seed = self.seed_of(f"baseline {name}", 0)
+            found = engine.baseline(name, rows, seed, self.plan.pace.fast_deadline_seconds)
+            self.journal.write("measurement", self._baseline_payload(found))
+            self.journal.settle()
+            self.view.activity(engine.name, "")
+
+    def _baseline_payload(self, found: BaselineMeasurement) -> dict[str, object]:
+        known = baseline_of(found)
+        rate = tokens_per_second(
+            found.blocks, self.plan.deployment.shapes.output_tokens_per_step, candidate=True
+        ) if known else None  # fmt: skip
+        return {
+            "baseline": found.name,
+            "numerics": found.numerics,
+            "speedup": self._kind(known.speedup_vs_loaded) if known else None,
+            "tokens_per_second": rate,
+            "numerics_measured": summary([check for check in found.checks if check.against == "reference"]),
+            "failure": found.failure.message if found.failure else ("" if known else "no whole round was measured"),
+            "result": found,
+        }
+
+    def keep(self, candidate: Candidate) -> None:
+        """Write a candidate's sources to the campaign's store, before anything in the log names it."""
+        if candidate.id not in self.candidates:
+            self.candidates[candidate.id] = candidate
+            self.store(candidate)
+
+    def seed_of(self, what: str, number: int) -> int:
+        """A seed of its own for each use: cold inputs are never those of the search."""
+        return int(content_hash([self.plan.spec.seed, what, number])[:12], 16)
+
+    def order(
+        self,
+        engine: EnginePort,
+        incumbent: Candidate,
+        candidate: Candidate,
+        tier: Tier,
+        purpose: Purpose,
+    ) -> Order:
+        """Record an assignment, then hand it to an engine."""
+        pace, number = self.plan.pace, self.state.num_assignments
+        stopping, deadline = self._effort(tier, purpose)
+        assignment = Assignment(
+            incumbent=incumbent,
+            candidate=candidate,
+            tier=tier,
+            purpose=purpose,
+            rows=self.plan.deployment.shapes.rows,
+            seed=self.seed_of(purpose, number),
+            deadline_seconds=deadline,
+            pairing=Pairing.TWO_PROCESSES if purpose is Purpose.COLD else Pairing.SIDE_BY_SIDE,
+            stopping=stopping,
+            replay_requests=pace.replay_requests if tier is Tier.SLOW else 0,
+        )
+        self.journal.write(
+            "assignment",
+            {
+                "assignment": number,
+                "candidate_id": candidate.id,
+                "incumbent_id": incumbent.id,
+                "tier": tier,
+                "purpose": purpose,
+                "pairing": assignment.pairing,
+                "seed": assignment.seed,
+                "deadline_seconds": deadline,
+                "engine": engine.name,
+            },
+        )
+        self.view.activity(engine.name, f"{purpose} · {tier} · {candidate.label}")
+        return Order(number=number, engine=engine, assignment=assignment, future=engine.submit(assignment))
+
+    def _effort(self, tier: Tier, purpose: Purpose) -> tuple[Stopping, float]:
+        pace = self.plan.pace
+        if purpose in (Purpose.COLD, Purpose.AA):
+            return pace.cold, pace.cold_deadline_seconds
+        if tier is Tier.SLOW:
+            return pace.slow, pace.slow_deadline_seconds
+        return pace.fast, pace.fast_deadline_seconds
+
+    def settle(self, order: Order, measured: Measured) -> AttemptRow:
+        """Judge, record durably, return the attempt as recorded."""
+        assert self.band is not None
+        result = measured.result
+        self.journal.clock.observe(result)
+        self.view.activity(order.engine.name, "")
+        deployment = self.plan.deployment
+        attempt = judge(
+            result,
+            policy=self.policy,
+            band=self.band,
+            shapes=deployment.shapes,
+            num_layers=deployment.model.num_layers,
+            floors_ms=self.floors_ms,
+        )
+        if result.simulated and attempt.speedup:
+            attempt = replace(attempt, speedup=replace(attempt.speedup, kind="simulated"))
+        lease = {"domain": measured.domain, "holder": order.engine.name, "wait_seconds": measured.wait_seconds}
+        self.journal.write("lease", {**lease, "state": "released", "assignment": order.number})
+        self.journal.write("measurement", self._measurement_payload(order, result))
+        if result.assignment.purpose is Purpose.COLD:
+            self.results[order.number] = result
+        return self.record_attempt(order.number, attempt)
+
+    def record_attempt(self, number: int, attempt: Attempt) -> AttemptRow:
+        """Durable when it returns: acknowledged, and counted exactly once whatever happens next."""
+        vs_loaded = (
+            chain(attempt.speedup, self.state.speedup_of_incumbent(attempt.incumbent_id)) if attempt.speedup else None
+        )
+        self.journal.write("attempt", {"assignment": number, "attempt": attempt, "speedup_vs_loaded": vs_loaded})
+        self.journal.settle()
+        return self.state.attempts[-1]
+
+    def fail_build(self, candidate: Candidate, incumbent: Candidate, failure: Failure) -> AttemptRow:
+        """A candidate that no builder could make: an attempt like any other, that no engine saw."""
+        number = self.state.num_assignments
+        self.journal.write(
+            "assignment",
+            {
+                "assignment": number,
+                "candidate_id": candidate.id,
+                "incumbent_id": incumbent.id,
+                "tier": Tier.FAST,
+                "purpose": Purpose.SEARCH,
+                "pairing": Pairing.SIDE_BY_SIDE,
+                "seed": 0,
+                "deadline_seconds": self.plan.pace.fast_deadline_seconds,
+                "engine": "builder",
+            },
+        )
+        attempt = Attempt(
+            candidate_id=candidate.id,
+            incumbent_id=incumbent.id,
+            tier=Tier.FAST,
+            purpose=Purpose.SEARCH,
+            verdict=Verdict.FAILED,
+            reason=f"{failure.kind}: {failure.message}",
+            speedup=None,
+            tokens_per_second=None,
+        )
+        return self.record_attempt(number, attempt)
+
+    def close(self) -> None:
+        """Every engine, whatever one of them says to it."""
+        for engine in self.engines:
+            with contextlib.suppress(Exception):
+                engine.close()
+
+    def _measurement_payload(self, order: Order, result: MeasureResult) -> dict[str, object]:
+        assignment = result.assignment
+        return {
+            "assignment": order.number,
+            "candidate_id": assignment.candidate.id,
+            "incumbent_id": assignment.incumbent.id,
+            "tier": assignment.tier,
+            "purpose": assignment.purpose,
+            "result": {item.name: getattr(result, item.name) for item in fields(result) if item.name != "assignment"},
+        }
+
+    def _kind(self, estimate: Estimate) -> Estimate:
+        return replace(estimate, kind="simulated") if self.plan.spec.engine == "fake" else estimate

@@ -1,0 +1,158 @@
+"""What a user asks of a campaign: one flat record, from the command line, a campaign file or Python.
+
+Precedence, highest first: command-line option or keyword argument, campaign file, default here. Nothing is looked up or
+loaded in this module; `cluster.resolve` turns a spec into a deployment, once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hotpass.errors import InputError, nearest
+from hotpass.records.candidate import Numerics
+
+ENGINES = ("decoder", "fake")
+DEVICES = ("auto", "cpu", "cuda")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CampaignSpec:
+    """A campaign as asked for."""
+
+    model: str
+    """An alias, a hub id, a folder or a GGUF file."""
+    traffic: str
+    """A preset's name or a trace file."""
+    budget: str = "5m"
+    """Wall time from the engine's start to the result, as `90s`, `5m` or `1h`."""
+    max_attempts: int = 0
+    """Stop searching after this many attempts; 0 for no limit."""
+    concurrency: int = 1
+    """Clients of the closed loop whose steps are counted."""
+    numerics: str = Numerics.TOLERANCE.value
+    """The widest numerics class that may be proposed."""
+    engine: str = "decoder"
+    """`decoder`, or `fake` (simulated times; nothing is measured)."""
+    device: str = "auto"
+    """`cpu`, `cuda`, or `auto`: a GPU where there is one."""
+    threads: int = 0
+    """Threads of the deployment as loaded; 0 for the physical cores."""
+    seed: int = 0
+    """Of the proposals, of the inputs drawn and of the order of sides."""
+    out: str = ""
+    """Campaign folder; empty for `campaigns/<model>-<traffic>-<time>`."""
+    continue_from: str = ""
+    """Campaign folder whose winner is the first candidate here."""
+    ray: bool = True
+    """Engines and builders as Ray actors; False runs them in this process."""
+    address: str = ""
+    """Ray address; empty starts a local Ray."""
+    tracking_uri: str = ""
+    """MLflow server; empty for SQLite in the campaign folder."""
+    baselines: bool = True
+    """Measure transformers' own loop in the same session."""
+    requests: int = 0
+    """Requests of the trace to use; 0 for all."""
+    parallelism: int = 1
+    """Tensor-parallel degree; only 1 is implemented."""
+
+    def __post_init__(self) -> None:
+        one_of("numerics", self.numerics, [kind.value for kind in Numerics])
+        one_of("engine", self.engine, list(ENGINES))
+        one_of("device", self.device, list(DEVICES))
+        parse_seconds(self.budget)
+        at_least("concurrency", self.concurrency, 1)
+        for name in ("max_attempts", "threads", "requests", "seed"):
+            at_least(name, getattr(self, name), 0)
+        if self.parallelism != 1:
+            raise InputError(
+                "parallelism", self.parallelism, "is not implemented", "leave it at 1: one engine process per machine"
+            )
+
+    @property
+    def budget_seconds(self) -> float:
+        return parse_seconds(self.budget)
+
+
+def one_of(field: str, value: str, known: list[str]) -> str:
+    """The value when it is known. Raises InputError naming the nearest otherwise."""
+    if value not in known:
+        raise InputError(field, value, "is not known", nearest(str(value), known))
+    return value
+
+
+def at_least(field: str, value: int, least: int) -> None:
+    if value < least:
+        raise InputError(field, value, f"is below {least}", f"give a whole number of at least {least}")
+
+
+def parse_seconds(text: str) -> float:
+    """`90s`, `5m`, `1.5h` or plain seconds, as seconds above 0. Raises InputError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text)
+    seconds = float(match[1]) * _UNITS[match[2] or "s"] if match else 0.0
+    if seconds <= 0:
+        raise InputError("budget", text, "is not a duration", "write it as 90s, 5m or 1h")
+    return seconds
+
+
+def make_spec(given: Mapping[str, Any], campaign_file: str | None = None) -> CampaignSpec:
+    """A spec from what was given (None counts as not given) over a campaign file. Raises InputError."""
+    fields = read_campaign_file(Path(campaign_file)) if campaign_file else {}
+    fields |= {name: value for name, value in given.items() if value is not None}
+    for name in ("model", "traffic"):
+        if not fields.get(name):
+            raise InputError(name, "", "is missing", f"give --{name}, or {name} in the campaign file")
+    return CampaignSpec(**fields)
+
+
+def read_campaign_file(path: Path) -> dict[str, Any]:
+    """Fields of a spec from TOML or YAML; a wrong key or type is one sentence. Raises InputError."""
+    from pydantic import ConfigDict, TypeAdapter, ValidationError, create_model
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            "campaign file", path, f"cannot be read ({error.strerror})", "give a TOML or YAML file"
+        ) from None
+    content = _parsed(path, text)
+    known = {item.name: item for item in dataclasses.fields(CampaignSpec)}
+    for name in content:
+        if name not in known:
+            raise InputError(f"campaign file {path}: key", name, "is not known", nearest(str(name), list(known)))
+    kinds: dict[str, Any] = {name: (_TYPES[str(known[name].type)], ...) for name in content}
+    adapter = TypeAdapter(create_model("CampaignFile", __config__=ConfigDict(strict=True), **kinds))
+    try:
+        adapter.validate_python(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        problem = f"is of the wrong type: {first['msg'][0].lower()}{first['msg'][1:]}"
+        raise InputError(
+            f"campaign file {path}: {name}", content[name], problem, f"write a {known[name].type}"
+        ) from None
+    return content
+
+
+_TYPES: dict[str, type] = {"str": str, "int": int, "bool": bool}
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
+    import tomllib
+
+    import yaml
+
+    try:
+        content = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        first_line = str(error).splitlines()[0]
+        raise InputError("campaign file", path, f"cannot be parsed: {first_line}", "correct the syntax") from None
+    if not isinstance(content, dict):
+        raise InputError("campaign file", path, "holds no keys", "write `model: …` and `traffic: …`")
+    return content

@@ -1,0 +1,289 @@
+"""What a campaign knows, folded from its events and nothing else. The loop, the live view, the report, the API and `--resume`
+all read this one state; none keeps a second account.
+
+    event log ──apply, in order of seq──► CampaignState
+
+Nothing here decides, measures or writes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cluster.events import Event
+from hotpass.decode import from_plain
+from hotpass.records.candidate import AS_LOADED
+from hotpass.records.measurement import Attempt, Estimate, Purpose, Tier, Verdict
+
+UNITY = Estimate(value=1.0, low=1.0, high=1.0)
+"""As loaded over as loaded."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CandidateInfo:
+    """What people read about a candidate; its sources are in `candidates/<id>/`."""
+
+    candidate_id: str
+    label: str
+    numerics: str
+    proposer: str
+    parents: tuple[str, ...]
+    hypothesis: str
+    parts: tuple[str, ...]
+    """Names of its parts."""
+    settings: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """An assignment that was handed to an engine."""
+
+    assignment: int
+    candidate_id: str
+    incumbent_id: str
+    tier: Tier
+    purpose: Purpose
+    engine: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptRow:
+    """An attempt as acknowledged."""
+
+    seq: int
+    assignment: int
+    elapsed_seconds: float
+    """Campaign time at which it was acknowledged."""
+    attempt: Attempt
+    speedup_vs_loaded: Estimate | None
+    """Chained through the incumbents; None unless timed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BaselineRow:
+    """A baseline measured in this session, paired with the deployment as loaded."""
+
+    name: str
+    numerics: str
+    speedup: Estimate
+    """Over the deployment as loaded."""
+    tokens_per_second: float
+    numerics_measured: Mapping[str, float]
+    failure: str
+    """Why it could not be measured; empty when it was."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IncumbentStep:
+    """A change of incumbent."""
+
+    elapsed_seconds: float
+    candidate_id: str
+    speedup_vs_loaded: Estimate
+
+
+@dataclass(slots=True, kw_only=True)
+class CampaignState:
+    """The fold. Only `apply` changes it."""
+
+    last_seq: int = 0
+    elapsed_seconds: float = 0.0
+    """Campaign time: budget used, over all sessions."""
+    candidates: dict[str, CandidateInfo] = field(default_factory=dict)
+    open_orders: dict[int, Order] = field(default_factory=dict)
+    """Assignments without an attempt yet, by number."""
+    num_assignments: int = 0
+    attempts: list[AttemptRow] = field(default_factory=list)
+    baselines: list[BaselineRow] = field(default_factory=list)
+    incumbents: list[IncumbentStep] = field(default_factory=list)
+    results: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    """The latest measurement summary of each assignment, by number (without blocks)."""
+    decisions: Counter[str] = field(default_factory=Counter)
+    stop_reason: str = ""
+    finalists: tuple[str, ...] = ()
+    winner: Mapping[str, Any] | None = None
+    """The `winner` decision: candidate, gates, the cold attempt; None before it."""
+    no_winner: Mapping[str, Any] = field(default_factory=dict)
+    """The `no-winner` decision: the leading finalist and the gates that stopped it; empty without one."""
+    result: Mapping[str, Any] | None = None
+    """The JSON line that ends the campaign; None before it."""
+    start: Mapping[str, Any] = field(default_factory=dict)
+    """The latest `start` decision: engines, slot table version, start-up phases."""
+
+    def apply(self, event: Event) -> None:
+        """Fold one event. Kinds that say nothing about the campaign's standing are passed over."""
+        self.last_seq = event.seq
+        self.elapsed_seconds = max(self.elapsed_seconds, float(event.payload.get("elapsed_seconds", 0.0)))
+        handler = getattr(self, f"_on_{event.kind}", None)
+        if handler is not None:
+            handler(event.payload)
+
+    def _on_proposal(self, payload: Mapping[str, Any]) -> None:
+        info = CandidateInfo(
+            candidate_id=payload["candidate_id"],
+            label=payload["label"],
+            numerics=payload["numerics"],
+            proposer=payload["proposer"],
+            parents=tuple(payload["parents"]),
+            hypothesis=payload["hypothesis"],
+            parts=tuple(part["name"] for part in payload["parts"]),
+            settings=payload["settings"],
+        )
+        self.candidates.setdefault(info.candidate_id, info)
+
+    def _on_assignment(self, payload: Mapping[str, Any]) -> None:
+        number = int(payload["assignment"])
+        self.num_assignments = max(self.num_assignments, number + 1)
+        self.open_orders[number] = Order(
+            assignment=number,
+            candidate_id=payload["candidate_id"],
+            incumbent_id=payload["incumbent_id"],
+            tier=Tier(payload["tier"]),
+            purpose=Purpose(payload["purpose"]),
+            engine=payload["engine"],
+        )
+
+    def _on_measurement(self, payload: Mapping[str, Any]) -> None:
+        if "baseline" in payload:
+            self.baselines = [row for row in self.baselines if row.name != payload["baseline"]]
+            self.baselines.append(
+                BaselineRow(
+                    name=payload["baseline"],
+                    numerics=payload["numerics"],
+                    speedup=from_plain(Estimate, payload["speedup"]) if payload["speedup"] else UNITY,
+                    tokens_per_second=float(payload["tokens_per_second"] or 0.0),
+                    numerics_measured=payload["numerics_measured"],
+                    failure=payload["failure"],
+                )
+            )
+        else:
+            summary = {key: value for key, value in payload["result"].items() if key not in ("blocks", "replays")}
+            self.results[int(payload["assignment"])] = summary
+
+    def _on_attempt(self, payload: Mapping[str, Any]) -> None:
+        number = int(payload["assignment"])
+        self.open_orders.pop(number, None)
+        if any(row.assignment == number for row in self.attempts):
+            return
+        estimate = payload["speedup_vs_loaded"]
+        self.attempts.append(
+            AttemptRow(
+                seq=self.last_seq,
+                assignment=number,
+                elapsed_seconds=float(payload["elapsed_seconds"]),
+                attempt=from_plain(Attempt, payload["attempt"]),
+                speedup_vs_loaded=from_plain(Estimate, estimate) if estimate else None,
+            )
+        )
+
+    def _on_decision(self, payload: Mapping[str, Any]) -> None:
+        name = payload["decision"]
+        self.decisions[name] += 1
+        if name == "start":
+            self.start = payload
+        elif name == "incumbent":
+            step = IncumbentStep(
+                elapsed_seconds=float(payload["elapsed_seconds"]),
+                candidate_id=payload["candidate_id"],
+                speedup_vs_loaded=from_plain(Estimate, payload["speedup_vs_loaded"]),
+            )
+            self.incumbents.append(step)
+        elif name == "stop":
+            self.stop_reason = payload["reason"]
+        elif name == "finalists":
+            self.finalists = tuple(payload["candidates"])
+        elif name == "winner":
+            self.winner = payload
+        elif name == "no-winner":
+            self.no_winner = payload
+        elif name == "result":
+            self.result = payload["result"]
+
+    @property
+    def incumbent_id(self) -> str:
+        return self.incumbents[-1].candidate_id if self.incumbents else AS_LOADED.id
+
+    def speedup_of_incumbent(self, candidate_id: str) -> Estimate:
+        """Of a candidate that is or was the incumbent, over the deployment as loaded."""
+        for step in reversed(self.incumbents):
+            if step.candidate_id == candidate_id:
+                return step.speedup_vs_loaded
+        return UNITY
+
+    def fast_speedup(self, candidate_id: str) -> Estimate | None:
+        """Over as loaded, by its latest timed fast-tier attempt of the search."""
+        for row in reversed(self.attempts_of(candidate_id)):
+            if row.attempt.tier is Tier.FAST and row.attempt.purpose is Purpose.SEARCH and row.speedup_vs_loaded:
+                return row.speedup_vs_loaded
+        return None
+
+    def label_of(self, candidate_id: str) -> str:
+        info = self.candidates.get(candidate_id)
+        return info.label if info else (AS_LOADED.label if candidate_id == AS_LOADED.id else candidate_id[:10])
+
+    def search_attempts(self) -> list[AttemptRow]:
+        """Attempts that count as such: every judged candidate but A/A."""
+        return [row for row in self.attempts if row.attempt.purpose is not Purpose.AA]
+
+    def attempts_of(self, candidate_id: str) -> list[AttemptRow]:
+        return [row for row in self.attempts if row.attempt.candidate_id == candidate_id]
+
+    def best_so_far(self) -> AttemptRow | None:
+        """The attempt of the candidate that leads: the winner's cold one, else the incumbent's, else the fastest found."""
+        if self.winner is not None:
+            cold = [r for r in self.attempts_of(self.winner["candidate_id"]) if r.attempt.purpose is Purpose.COLD]
+            if cold:
+                return cold[-1]
+        found = [row for row in self.search_attempts() if row.attempt.verdict is Verdict.FASTER]
+        return max(found, key=_value_vs_loaded, default=None)
+
+    def rejected(self) -> Counter[str]:
+        """Attempts by verdict that cannot be used: incorrect, invalid, failed, slower, inconclusive."""
+        return Counter(
+            row.attempt.verdict.value for row in self.search_attempts() if row.attempt.verdict is not Verdict.FASTER
+        )
+
+    def attempts_per_hour(self) -> float:
+        return len(self.search_attempts()) / self.elapsed_seconds * 3600 if self.elapsed_seconds else 0.0
+
+
+def fold(events: Iterable[Event]) -> CampaignState:
+    """The state after all events, in order."""
+    state = CampaignState()
+    for event in events:
+        state.apply(event)
+    return state
+
+
+def chain(over_incumbent: Estimate, incumbent: Estimate) -> Estimate:
+    """Product of two independent ratios; half widths add in quadrature on the log scale (delta method)."""
+    value = over_incumbent.value * incumbent.value
+    kind = over_incumbent.kind if over_incumbent.kind == incumbent.kind or incumbent == UNITY else "predicted"
+    down = math.hypot(_log(over_incumbent.value, over_incumbent.low), _log(incumbent.value, incumbent.low))
+    up = math.hypot(_log(over_incumbent.high, over_incumbent.value), _log(incumbent.high, incumbent.value))
+    return Estimate(
+        value=value, low=value * math.exp(-down), high=value * math.exp(up), level=over_incumbent.level, kind=kind
+    )
+
+
+def inverse(estimate: Estimate) -> Estimate:
+    """One over a ratio."""
+    return Estimate(
+        value=1 / estimate.value,
+        low=1 / estimate.high if math.isfinite(estimate.high) else 0.0,
+        high=1 / estimate.low if estimate.low > 0 else math.inf,
+        level=estimate.level,
+        kind=estimate.kind,
+    )
+
+
+def _log(high: float, low: float) -> float:
+    return math.log(high / low) if low > 0 and math.isfinite(high) else math.inf
+
+
+def _value_vs_loaded(row: AttemptRow) -> float:
+    return row.speedup_vs_loaded.value if row.speedup_vs_loaded else 0.0

@@ -1,0 +1,257 @@
+"""Whole campaigns on the fake engine: what is found, what is refused, what survives an interrupt or a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from cluster.campaign import Interrupted, Running, run_campaign
+from cluster.events import read_events
+from cluster.journal import FOLDER, read_state
+from cluster.ports import LocalEngine
+from hotpass.errors import InputError, MachineError
+from hotpass.records.candidate import AS_LOADED, Candidate
+from hotpass.records.measurement import Purpose, Tier, Verdict
+from tests.cluster.campaigns import fake, machines_with, make_plan, make_running, part
+
+KEYS = {"schema", "campaign", "deployment", "attempts", "attempts_per_hour", "best", "gates", "verdict"}
+BEST_KEYS = {
+    "candidate", "purpose", "numerics", "tokens_per_s", "bound_fraction",
+    "speedup_vs_loaded", "speedup_vs_best_same_class", "speedup_vs_best_as_accurate",
+}  # fmt: skip
+
+
+def test_campaign_finds_the_composition_and_claims_only_the_cold_number(tmp_path: Path) -> None:
+    result = run_campaign(make_running(tmp_path / "c"))
+    assert result.keys() >= KEYS
+    assert result["best"].keys() >= BEST_KEYS
+    assert result["verdict"] == "faster"
+    assert result["best"]["purpose"] == "cold"
+    assert result["best"]["speedup_vs_loaded"]["value"] == pytest.approx(1 / 0.56, rel=0.02)
+    low, high = result["best"]["speedup_vs_loaded"]["ci95"]
+    assert low < 1 / 0.56 < high
+    assert set(result["gates"].values()) == {"pass"}
+    assert json.loads((tmp_path / "c" / "result.json").read_text()) == result
+    state = read_state(tmp_path / "c")
+    assert state.winner is not None
+    assert set(state.candidates[state.winner["candidate_id"]].parts) == {"quick-mlp", "quick-attention"}
+    cold = [row.attempt for row in state.attempts if row.attempt.purpose is Purpose.COLD]
+    assert all(attempt.incumbent_id == AS_LOADED.id for attempt in cold)
+
+
+def test_as_loaded_is_measured_against_itself_and_the_baseline_beside_it(tmp_path: Path) -> None:
+    run_campaign(make_running(tmp_path / "c", max_attempts=3))
+    state = read_state(tmp_path / "c")
+    own = [row.attempt for row in state.attempts if row.attempt.purpose is Purpose.AA]
+    assert [attempt.candidate_id for attempt in own] == [AS_LOADED.id]
+    assert own[0].speedup is not None
+    assert own[0].speedup.value == pytest.approx(1.0, abs=0.015)
+    assert [row.name for row in state.baselines] == ["simulated-loop"]
+    assert state.baselines[0].speedup.value == pytest.approx(1 / 1.05, rel=0.02)
+    assert state.baselines[0].speedup.kind == "simulated"
+
+
+def test_a_crashing_candidate_is_a_row_and_the_search_goes_on(tmp_path: Path) -> None:
+    run_campaign(make_running(tmp_path / "c"))
+    state = read_state(tmp_path / "c")
+    crashed = [row.attempt for row in state.attempts if "crash-mlp" in state.label_of(row.attempt.candidate_id)]
+    assert crashed
+    assert {attempt.verdict for attempt in crashed} == {Verdict.FAILED}
+    assert "SIGSEGV" in crashed[0].reason
+    assert state.rejected()["failed"] == len(crashed)
+
+
+def test_no_candidate_is_measured_twice_on_one_tier(tmp_path: Path) -> None:
+    run_campaign(make_running(tmp_path / "c"))
+    keys = Counter(
+        (row.attempt.candidate_id, row.attempt.incumbent_id, row.attempt.tier, row.attempt.purpose)
+        for row in read_state(tmp_path / "c").attempts
+    )
+    assert keys.most_common(1)[0][1] == 1
+
+
+def test_a_wrong_candidate_never_wins(tmp_path: Path) -> None:
+    def wrong(candidate: Candidate) -> float:
+        return 0.5 if "quick-mlp" in candidate.label else (1e-5 if candidate.parts else 0.0)
+
+    result = run_campaign(make_running(tmp_path / "c", engine=lambda: fake(logit_error=wrong)))
+    state = read_state(tmp_path / "c")
+    assert "quick-mlp" not in result["best"]["label"]
+    assert result["best"]["speedup_vs_loaded"]["value"] == pytest.approx(1 / 0.8, rel=0.02)
+    assert state.rejected()["incorrect"] > 0
+
+
+def test_without_anything_faster_there_is_no_winner(tmp_path: Path) -> None:
+    slow = (part("slow-norm", "input_layernorm"),)
+    result = run_campaign(make_running(tmp_path / "c", parts=slow))
+    assert result["best"] is None
+    assert result["verdict"] == "inconclusive"
+    assert not (tmp_path / "c" / "release").exists()
+    assert "tried" in read_state(tmp_path / "c").stop_reason
+
+
+def test_max_attempts_bounds_the_search(tmp_path: Path) -> None:
+    run_campaign(make_running(tmp_path / "c", max_attempts=4))
+    searched = [row for row in read_state(tmp_path / "c").attempts if row.attempt.purpose is Purpose.SEARCH]
+    assert len(searched) == 4
+
+
+class StopsAt(LocalEngine):
+    """Raises what it is given instead of taking its n-th order."""
+
+    def __init__(self, port: LocalEngine, order: int, error: BaseException) -> None:
+        super().__init__(port.server)
+        self.left = order
+        self.error = error
+
+    def submit(self, assignment):  # type: ignore[no-untyped-def]
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+        return super().submit(assignment)
+
+
+def interrupted_campaign(folder: Path, order: int = 8) -> Running:
+    """One that was stopped by Ctrl-C after it had handed out an order."""
+    running = make_running(folder)
+    running.open_machines = machines_with(fake, lambda port: StopsAt(port, order, KeyboardInterrupt()))
+    with pytest.raises(Interrupted, match="go on with: hotpass compile --resume") as caught:
+        run_campaign(running)
+    assert caught.value.exit_code == 130
+    return running
+
+
+def test_an_interrupted_campaign_resumes_and_counts_each_attempt_once(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    interrupted_campaign(folder)
+    before = read_state(folder)
+    assert len(before.attempts) == 7
+    assert len(before.open_orders) == 1
+    result = run_campaign(make_running(folder))
+    after = read_state(folder)
+    assert [row.attempt for row in after.attempts[:7]] == [row.attempt for row in before.attempts]
+    assert len({row.assignment for row in after.attempts}) == len(after.attempts)
+    interrupted_id = next(iter(before.open_orders.values())).candidate_id
+    assert len([row for row in after.attempts_of(interrupted_id) if row.attempt.tier is Tier.FAST]) >= 1
+    assert result["attempts"] == len(after.search_attempts())
+    assert after.decisions["start"] == 2
+    assert after.decisions["interrupted"] == 1
+
+
+def test_the_budget_counts_all_sessions(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    interrupted_campaign(folder)
+    used = read_state(folder).elapsed_seconds
+    run_campaign(make_running(folder))
+    starts = [
+        event.payload["clock_seconds"]
+        for event in read_events(folder / FOLDER)
+        if event.kind == "decision" and event.payload["decision"] == "start"
+    ]
+    assert starts == [0.0, pytest.approx(used, abs=0.01)]
+
+
+def test_a_finished_campaign_is_not_run_again(tmp_path: Path) -> None:
+    first = run_campaign(make_running(tmp_path / "c", max_attempts=3))
+    events = (tmp_path / "c" / FOLDER / "000001.jsonl").read_bytes()
+    assert run_campaign(make_running(tmp_path / "c", max_attempts=3)) == first
+    assert (tmp_path / "c" / FOLDER / "000001.jsonl").read_bytes() == events
+
+
+def test_a_halted_campaign_ends_as_an_interrupted_one(tmp_path: Path) -> None:
+    running = make_running(tmp_path / "c")
+    running.halt.set()
+    with pytest.raises(Interrupted):
+        run_campaign(running)
+    assert read_state(tmp_path / "c").decisions["interrupted"] == 1
+
+
+def test_one_machine_error_costs_an_order_three_in_a_row_the_campaign(tmp_path: Path) -> None:
+    class Unsteady(LocalEngine):
+        left = 2
+
+        def submit(self, assignment):  # type: ignore[no-untyped-def]
+            if assignment.purpose is Purpose.SEARCH and self.left:
+                self.left -= 1
+                self.server.engine.measure = self.broken
+            else:
+                self.server.engine.__dict__.pop("measure", None)
+            return super().submit(assignment)
+
+        def broken(self, assignment):  # type: ignore[no-untyped-def]
+            raise MachineError("the bus is on fire")
+
+    running = make_running(tmp_path / "c", max_attempts=3)
+    running.open_machines = machines_with(fake, lambda port: Unsteady(port.server))
+    assert run_campaign(running)["verdict"] == "faster"
+    Unsteady.left = 3
+    broken = make_running(tmp_path / "d", max_attempts=3)
+    broken.open_machines = running.open_machines
+    with pytest.raises(MachineError, match="3 machine errors in a row, the last one: the bus is on fire"):
+        run_campaign(broken)
+
+
+def test_two_processes_never_write_one_campaign(tmp_path: Path) -> None:
+    from cluster.events import EventLog
+
+    with EventLog.open(tmp_path / "c" / FOLDER):
+        with pytest.raises(InputError, match=f"already written by this process \\({os.getpid()}\\)"):
+            run_campaign(make_running(tmp_path / "c"))
+
+
+def test_a_killed_campaign_resumes_from_its_log(tmp_path: Path) -> None:
+    """SIGKILL in the middle of a measurement: everything acknowledged is there once, and the count goes on."""
+    script = tmp_path / "victim.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import os, signal, sys
+            from pathlib import Path
+            sys.path[:0] = sys.argv[2:]
+            from tests.cluster.campaigns import fake, machines_with, make_running
+            from cluster.campaign import run_campaign
+            from cluster.ports import LocalEngine
+
+            class Dies(LocalEngine):
+                left = 9
+                def submit(self, assignment):
+                    self.left -= 1
+                    if not self.left:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return super().submit(assignment)
+
+            running = make_running(Path(sys.argv[1]))
+            running.open_machines = machines_with(fake, lambda port: Dies(port.server))
+            run_campaign(running)
+            """
+        )
+    )
+    folder = tmp_path / "c"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, str(script), str(folder), str(root)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    before = read_state(folder)
+    assert len(before.attempts) == 8
+    result = run_campaign(make_running(folder))
+    after = read_state(folder)
+    assert [row.attempt for row in after.attempts[:8]] == [row.attempt for row in before.attempts]
+    assert result["attempts"] == len({row.assignment for row in after.search_attempts()})
+    assert result["verdict"] == "faster"
+
+
+def test_the_plan_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    from cluster.plan import read_plan, write_plan
+
+    plan = make_plan(tmp_path / "c")
+    write_plan(tmp_path / "c", plan)
+    assert read_plan(tmp_path / "c") == plan
+    with pytest.raises(InputError, match=r"has no campaign\.json"):
+        read_plan(tmp_path)
