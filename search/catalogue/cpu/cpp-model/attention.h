@@ -1,0 +1,180 @@
+// Attention over the KV slots, for one KV head and its G query heads at a time. Two forms:
+//
+//   a few tokens: each token's cached positions are one stretch; all stretches together are cut into equal shares, one a
+//       thread, so that a share may begin and end within a stretch. A share leaves (maximum, sum, weighted values) for each
+//       stretch that it touched, and whoever needs the result adds those up. Keys and values are read once.
+//   many tokens: 16 (token, head) pairs are the lanes of a vector; keys and values are broadcast, so nothing is ever
+//       summed across lanes, and the softmax is taken on the fly.
+//
+// Queries come scaled by 1/sqrt(head_dim). Keys and values are float32 or bfloat16; arithmetic is float32.
+#pragma once
+
+#include <vector>
+
+#include "kernels.h"
+
+namespace hp {
+
+// To the nearest, ties to even, as torch rounds.
+inline uint16_t rounded_bf16(float value) {
+    uint32_t bits;
+    std::memcpy(&bits, &value, 4);
+    const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    return is_nan ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// The KV slots of one side: [slot][kv head][position][head_dim] for each layer, strides in elements.
+struct Cache {
+    void* const* keys;
+    void* const* values;
+    int64_t slot_stride;
+    int64_t head_stride;
+    int64_t position_stride;
+    int64_t is_bf16;
+
+    int64_t at(int64_t slot, int64_t head, int64_t position) const {
+        return slot * slot_stride + head * head_stride + position * position_stride;
+    }
+    void store(void* base, int64_t to, const float* row, int64_t count) const {
+        if (!is_bf16) {
+            std::memcpy(static_cast<float*>(base) + to, row, static_cast<size_t>(count) * sizeof(float));
+            return;
+        }
+        for (int64_t i = 0; i < count; i++) static_cast<uint16_t*>(base)[to + i] = rounded_bf16(row[i]);
+    }
+};
+
+HP_INLINE V vload_kv(const float* p) { return vload(p); }
+HP_INLINE V vload_kv(const uint16_t* p) { return vbf16(p); }
+HP_INLINE float load_kv(const float* p) { return *p; }
+HP_INLINE float load_kv(const uint16_t* p) {
+    const uint32_t bits = static_cast<uint32_t>(*p) << 16;
+    float x;
+    std::memcpy(&x, &bits, 4);
+    return x;
+}
+
+constexpr int LEAST_DIM = 16;  // head_dim is a multiple of this
+
+// What a share knows of one head's attention: `values` are weighted by exp(score - maximum), `sum` is of those weights.
+struct Partial {
+    float* maximum;
+    float* sum;
+    float* values;  // [head_dim]
+};
+
+// One stretch of positions for the G query heads of a KV head. `scores` is scratch, [G][padded count].
+template <class T>
+inline void attend_stretch(const float* query, int heads, int head_dim, const T* keys, const T* values, int64_t step,
+                           int64_t count, float* scores, Partial* partials) {
+    const int64_t padded = (count + TILE - 1) / TILE * TILE;
+    for (int64_t p = 0; p < count; p++) {
+        const T* key = keys + p * step;
+        for (int g = 0; g < heads; g++) {
+            V sum = vzero();
+            for (int d = 0; d < head_dim; d += LANES) sum = vfma(vload(query + g * head_dim + d), vload_kv(key + d), sum);
+            scores[g * padded + p] = vsum(sum);
+        }
+    }
+    for (int g = 0; g < heads; g++) {
+        float* s = scores + g * padded;
+        for (int64_t p = count; p < padded; p++) s[p] = -1e30f;
+        V highest = vload(s);
+        for (int64_t p = LANES; p < padded; p += LANES) highest = vmax(highest, vload(s + p));
+        const float maximum = vhighest(highest);
+        V sum = vzero();
+        for (int64_t p = 0; p < padded; p += LANES) {
+            const V weight = vexp(vload(s + p) - vset(maximum));
+            vstore(s + p, weight);
+            sum = sum + weight;
+        }
+        *partials[g].maximum = maximum;
+        *partials[g].sum = vsum(sum);
+    }
+    for (int g = 0; g < heads; g++)
+        for (int d = 0; d < head_dim; d += LANES) {
+            V sum[4] = {vzero(), vzero(), vzero(), vzero()};
+            const float* s = scores + g * padded;
+            int64_t p = 0;
+            for (; p + 4 <= count; p += 4)
+#pragma GCC unroll 4
+                for (int c = 0; c < 4; c++) sum[c] = vfma(vset(s[p + c]), vload_kv(values + (p + c) * step + d), sum[c]);
+            for (; p < count; p++) sum[0] = vfma(vset(s[p]), vload_kv(values + p * step + d), sum[0]);
+            vstore(partials[g].values + d, (sum[0] + sum[1]) + (sum[2] + sum[3]));
+        }
+}
+
+constexpr int KEYS = 64;  // positions between two updates of the running softmax
+
+// Scratch of `attend_lanes`, in floats.
+inline int64_t lanes_scratch(int head_dim) { return 2 * head_dim * TILE + KEYS * TILE + 2 * KEYS * head_dim; }
+
+// `lanes` (up to 16) queries of one KV head, lane i seeing positions 0..last[i]. query(i) and out(i) point to head_dim floats.
+template <class T, class Query, class Out>
+inline void attend_lanes(int lanes, const int64_t* last, int head_dim, const T* keys, const T* values, int64_t step,
+                         float* scratch, Query&& query, Out&& out) {
+    float* q = scratch;                        // [head_dim][16]
+    float* result = q + head_dim * TILE;       // [head_dim][16]
+    float* weights = result + head_dim * TILE; // [KEYS][16]
+    float* unpacked = weights + KEYS * TILE;   // [2][KEYS][head_dim], for bfloat16
+    int64_t visible = 0;
+    for (int i = 0; i < TILE; i++) {
+        const float* row = query(i < lanes ? i : 0);
+        for (int d = 0; d < head_dim; d++) q[d * TILE + i] = row[d];
+        if (i < lanes && last[i] + 1 > visible) visible = last[i] + 1;
+    }
+    for (int i = 0; i < head_dim * TILE; i++) result[i] = 0;
+    alignas(64) float maximum[TILE], total[TILE];
+    for (int i = 0; i < TILE; i++) maximum[i] = -1e30f, total[i] = 0;
+    for (int64_t start = 0; start < visible; start += KEYS) {
+        const int count = static_cast<int>(std::min<int64_t>(KEYS, visible - start));
+        const float *k, *v;
+        int64_t kv_step = step;
+        if constexpr (sizeof(T) == 4) {
+            k = keys + start * step;
+            v = values + start * step;
+        } else {
+            kv_step = head_dim;
+            for (int p = 0; p < count; p++)
+                for (int d = 0; d < head_dim; d += LANES) {
+                    vstore(unpacked + p * head_dim + d, vload_kv(keys + (start + p) * step + d));
+                    vstore(unpacked + (KEYS + p) * head_dim + d, vload_kv(values + (start + p) * step + d));
+                }
+            k = unpacked;
+            v = unpacked + KEYS * head_dim;
+        }
+        for (int i = 0; i < count * TILE; i++) weights[i] = 0;
+        constexpr int STEP = SUBS == 1 ? 16 : 6;
+        const float* panel = q;
+        int p = 0;
+        for (; p + STEP <= count; p += STEP) multiply_panels<STEP, 1>(&panel, head_dim, k + p * kv_step, 1, kv_step, weights + p * TILE);
+        for (; p < count; p++) multiply_panels<1, 1>(&panel, head_dim, k + p * kv_step, 1, kv_step, weights + p * TILE);
+        for (int i = 0; i < lanes; i++)  // what a lane must not see
+            for (int64_t at = std::max<int64_t>(last[i] + 1 - start, 0); at < count; at++) weights[at * TILE + i] = -1e30f;
+        for (int s = 0; s < SUBS; s++) {
+            const int lane = s * LANES;
+            const V before = vload(maximum + lane);
+            V highest = before;
+            for (int at = 0; at < count; at++) highest = vmax(highest, vload(weights + at * TILE + lane));
+            const V shrink = vexp(before - highest);
+            V sum = vload(total + lane) * shrink;
+            for (int at = 0; at < count; at++) {
+                const V weight = vexp(vload(weights + at * TILE + lane) - highest);
+                vstore(weights + at * TILE + lane, weight);
+                sum = sum + weight;
+            }
+            vstore(total + lane, sum);
+            vstore(maximum + lane, highest);
+            for (int d = 0; d < head_dim; d++) vstore(result + d * TILE + lane, vload(result + d * TILE + lane) * shrink);
+        }
+        constexpr int DIMS = SUBS == 1 ? 16 : 4;
+        panel = weights;
+        for (int d = 0; d < head_dim; d += DIMS) multiply_panels<DIMS, 1>(&panel, count, v + d, kv_step, 1, result + d * TILE);
+    }
+    for (int i = 0; i < lanes; i++) {
+        float* to = out(i);
+        for (int d = 0; d < head_dim; d++) to[d] = result[d * TILE + i] / total[i];
+    }
+}
+
+}  // namespace hp

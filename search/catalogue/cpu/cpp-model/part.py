@@ -1,0 +1,274 @@
+"""The whole forward of a Llama-family decoder in C++: packing of the weights, and the call.
+
+What the C++ does is told in `model.cpp`; how weights are stored, in `formats.h`. Nothing here runs per layer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from engines.prepare.blocks import codes, minimums, scales
+from hotpass import part
+
+F32, BF16, Q4, Q8 = range(4)
+"""As in formats.h."""
+TILE, BLOCK = 16, 32
+MODULES = (
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+    "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+)  # fmt: skip
+"""In the order of model.cpp's roles."""
+NORMS = ("input_layernorm", "post_attention_layernorm")
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+class Packed(NamedTuple):
+    """One matrix in tiles."""
+
+    format: int
+    rows: int
+    columns: int
+    data: torch.Tensor
+    """uint8, flat."""
+
+
+@part(
+    engine="decoder",
+    claims=["model"],
+    params={"weights_as": ["fp32", "bf16", "gguf", "int8"]},
+    numerics="tolerance",
+    numerics_when={
+        "weights_as=bf16,dtype=float32": "lossy",
+        "weights_as=bf16,dtype=float16": "lossy",
+        "weights_as=int8": "lossy",
+    },
+    device="cpu",
+    requires=["compiler", "family:llama"],
+    native={"model": "model.cpp"},
+)
+class Model:
+    """One C++ function computes the whole step: weights are streamed once, in order, by threads that stay together.
+
+    Decoding at small batch is bound by reading the weights. Eager PyTorch reads them at about half the machine's
+    bandwidth and pays for some 600 operator calls a step; here a step is one call, with five barriers a layer and
+    nothing written to memory but the KV cache and the logits. `gguf` keeps the file's 4- and 8-bit blocks, so it
+    reads a fifth of the bytes of float32 with the same values; `bf16` halves them; `int8` quarters them and rounds.
+    It will not help where arithmetic is the bound (long prompts) on machines without wide vector units, and it does
+    not overlap sequences of very different length better than its equal shares do.
+    """
+
+    def weights(self, w: Any, params: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """`matrices` uint8 (all tiles, in streaming order), `index` int64 [matrices, 4: start, format, rows, columns], `norms`."""
+        if params["weights_as"] == "gguf" and not w.packed_names():
+            raise ValueError("the model has no packed blocks (it did not come from a GGUF file); use another weights_as")
+        layers = 1 + max(int(name.split(".")[2]) for name in w if name.startswith("model.layers."))
+        names = [f"model.layers.{layer}.{module}.weight" for layer in range(layers) for module in MODULES]
+        tied = w[HEAD].data_ptr() == w[EMBEDDING].data_ptr()
+        packed = [PACKERS[params["weights_as"]](w, name) for name in [*names, HEAD, *([] if tied else [EMBEDDING])]]
+        starts = itertools.accumulate((item.data.numel() for item in packed), initial=0)
+        index = [(start, item.format, item.rows, item.columns) for start, item in zip(starts, packed, strict=False)]
+        norms = [f"model.layers.{layer}.{norm}.weight" for layer in range(layers) for norm in NORMS]
+        return {
+            "matrices": torch.cat([item.data for item in packed]),
+            "index": torch.tensor(index + index[-1:] if tied else index, dtype=torch.int64),
+            "norms": torch.stack([w[name].float() for name in [*norms, "model.norm.weight"]]),
+        }
+
+    def prepare(self, ctx: Any, params: Mapping[str, Any]) -> None:
+        config, kv = ctx.config, ctx.kv
+        head_dim = _check(config, kv)
+        index = ctx.weights["index"].tolist()
+        if len(index) != 7 * config.num_hidden_layers + 2:
+            raise ValueError(f"packed weights are of {(len(index) - 2) // 7} layers, the model has {config.num_hidden_layers}")
+        base = ctx.weights["matrices"].data_ptr()
+        matrices = (_Matrix * len(index))(*[_Matrix(base + start, kind, rows, columns) for start, kind, rows, columns in index])
+        cosines, sines = _rotary_tables(config, head_dim, kv.max_context)
+        weights = _Weights(
+            ctypes.cast(matrices, ctypes.c_void_p), ctx.weights["norms"].data_ptr(), cosines.data_ptr(), sines.data_ptr()
+        )
+        keys = (ctypes.c_void_p * kv.num_layers)(*[kv.keys(layer).data_ptr() for layer in range(kv.num_layers)])
+        values = (ctypes.c_void_p * kv.num_layers)(*[kv.values(layer).data_ptr() for layer in range(kv.num_layers)])
+        slot, head, position, _ = kv.keys(0).stride()
+        cache = _Cache(
+            ctypes.cast(keys, ctypes.c_void_p), ctypes.cast(values, ctypes.c_void_p), slot, head, position,
+            int(kv.dtype == torch.bfloat16),
+        )  # fmt: skip
+        dims = _Dims(
+            config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.num_key_value_heads, head_dim,
+            config.intermediate_size, config.vocab_size, kv.max_context, config.rms_norm_eps,
+        )  # fmt: skip
+        library = ctx.native["model"]
+        library.hp_model_create.restype = ctypes.c_void_p
+        library.hp_model_create.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+        library.hp_model_destroy.argtypes = [ctypes.c_void_p]
+        library.hp_model_destroy.restype = None
+        self._step = library.hp_model_step
+        self._step.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+        self._step.restype = ctypes.c_int64
+        self._destroy = library.hp_model_destroy
+        self._model = library.hp_model_create(ctypes.byref(dims), ctypes.byref(weights), ctypes.byref(cache), ctx.threads)
+        if not self._model:
+            raise MemoryError("no memory or no threads for the model's scratch space")
+        self._vocab = config.vocab_size
+        self._alive = (ctx.weights, matrices, cosines, sines, keys, values, kv)  # what the model points to
+
+    def forward(self, batch: Any, kv: Any) -> torch.Tensor:
+        logits = torch.empty(batch.num_seqs, self._vocab)
+        step = _Batch(
+            batch.tokens.data_ptr(), batch.positions.data_ptr(), batch.seq_starts.data_ptr(), batch.slots.data_ptr(),
+            batch.num_seqs, batch.query_tokens,
+        )  # fmt: skip
+        if self._step(self._model, ctypes.byref(step), logits.data_ptr()):
+            raise MemoryError(f"no memory for a step of {batch.query_tokens} tokens")
+        return logits
+
+    def close(self) -> None:
+        if getattr(self, "_model", None):
+            self._destroy(self._model)
+            self._model = None
+            self._alive = ()
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("format", ctypes.c_int64), ("rows", ctypes.c_int64), ("columns", ctypes.c_int64),
+    )  # fmt: skip
+
+
+class _Dims(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in (
+            "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "positions",
+        )),
+        ("eps", ctypes.c_double),
+    )  # fmt: skip
+
+
+class _Weights(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("matrices", "norms", "cosines", "sines"))
+
+
+class _Cache(ctypes.Structure):
+    _fields_ = (
+        ("keys", ctypes.c_void_p), ("values", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("slot_stride", "head_stride", "position_stride", "is_bf16")),
+    )  # fmt: skip
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("tokens", "positions", "seq_starts", "slots")),
+        ("num_seqs", ctypes.c_int64), ("num_tokens", ctypes.c_int64),
+    )  # fmt: skip
+
+
+def _check(config: Any, kv: Any) -> int:
+    """head_dim of a model that the C++ can run; raises ValueError naming what it cannot."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    for name in ("attention_bias", "mlp_bias"):
+        if getattr(config, name, False):
+            raise ValueError(f"cpp-model has no {name}")
+    if getattr(config, "hidden_act", "silu") != "silu":
+        raise ValueError(f"cpp-model computes SiLU, the model wants {config.hidden_act}")
+    if head_dim % TILE or config.hidden_size % BLOCK or config.intermediate_size % BLOCK:
+        raise ValueError("cpp-model needs head_dim in multiples of 16, hidden and intermediate size in multiples of 32")
+    if config.num_attention_heads * head_dim % BLOCK:
+        raise ValueError("cpp-model needs heads * head_dim in multiples of 32")
+    if config.num_attention_heads // config.num_key_value_heads > 64:
+        raise ValueError("cpp-model serves at most 64 query heads for each KV head")
+    if kv.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"cpp-model reads float32 and bfloat16 KV caches, not {kv.dtype}")
+    strides = {kv.keys(layer).stride() for layer in range(kv.num_layers)} | {kv.values(layer).stride() for layer in range(kv.num_layers)}
+    if len(strides) != 1 or kv.keys(0).stride(-1) != 1:
+        raise ValueError(f"cpp-model needs all KV tensors in one layout with head_dim contiguous, not {sorted(strides)}")
+    return int(head_dim)
+
+
+def _rotary_tables(config: Any, head_dim: int, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin float32 [positions, head_dim / 2], as the model's own rotary embedding computes them."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    rotary = LlamaRotaryEmbedding(config=config)
+    kind = getattr(rotary, "rope_type", "default")
+    if kind not in ("default", "linear", "llama3", "yarn"):
+        raise ValueError(f"cpp-model does not do rotary type {kind}, whose angles depend on the length")
+    cos, sin = rotary(torch.zeros(1, dtype=torch.float32), torch.arange(positions)[None])
+    if cos.shape[-1] != head_dim:
+        raise ValueError("cpp-model does not do partial rotary embeddings")
+    half = head_dim // 2
+    return cos[0, :, :half].float().contiguous(), sin[0, :, :half].float().contiguous()
+
+
+def _pack_values(w: Mapping[str, torch.Tensor], name: str, dtype: torch.dtype) -> Packed:
+    """Values as floats: [tile][column][16 rows], or [tile][column pair][16 rows][2] for bfloat16."""
+    tiles = _by_tile(w[name].to(dtype))
+    group = 1 if dtype == torch.float32 else 2
+    data = tiles.view(len(tiles), TILE, -1, group).transpose(1, 2).contiguous()
+    return Packed(F32 if dtype == torch.float32 else BF16, *w[name].shape, data.flatten().view(torch.uint8))
+
+
+def _pack_blocks(w: Any, name: str) -> Packed:
+    """The file's own blocks in tiles; a weight that has none of a format known here keeps its values, as bf16 where exact."""
+    found = w.packed(name)
+    layout, rows = found if found else ("", None)
+    if layout in ("Q4_0", "Q4_1"):
+        return _pack_q4(codes(layout, rows), scales(layout, rows), minimums(layout, rows))
+    if layout == "Q8_0":
+        return _pack_q8(codes(layout, rows), scales(layout, rows))
+    if layout == "Q5_0":
+        return _pack_q8(codes(layout, rows).to(torch.int8) - 16, scales(layout, rows))
+    exact = torch.equal(w[name].to(torch.bfloat16).to(w[name].dtype), w[name])
+    return _pack_values(w, name, torch.bfloat16 if exact else torch.float32)
+
+
+def _pack_int8(w: Mapping[str, torch.Tensor], name: str) -> Packed:
+    """Rounded to 8 bits, one scale for each 32 values of a row."""
+    values = w[name].float().view(len(w[name]), -1, BLOCK)
+    scale = (values.abs().amax(-1) / 127).half()
+    divisor = torch.where(scale > 0, scale.float(), torch.ones(()))
+    rounded = (values / divisor[..., None]).round().clamp(-127, 127).to(torch.int8)
+    return _pack_q8(rounded.flatten(1), scale)
+
+
+def _pack_q4(nibbles: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor) -> Packed:
+    """nibbles uint8 [rows, columns]; scale, minimum [rows, columns / 32]."""
+    rows, columns = nibbles.shape
+    half = minimum.half()
+    if not torch.equal(half.float(), minimum.float()):
+        raise ValueError("a block's minimum is not a half: these blocks cannot be kept")
+    order = [8 * group + 2 * (s % 4) + s // 4 for group in range(4) for s in range(8)]
+    pairs = _by_tile(nibbles).view(-1, TILE, columns // BLOCK, BLOCK)[..., order].unflatten(-1, (4, 4, 2))
+    words = (pairs[..., 0] | pairs[..., 1] << 4).permute(0, 2, 3, 1, 4).flatten(2)  # [tile, block, 4 groups x 16 rows x 4]
+    halves = [_by_tile(x.half()).transpose(1, 2).contiguous().view(torch.uint8) for x in (scale, half)]
+    return Packed(Q4, rows, columns, torch.cat([words, *halves], -1).flatten())
+
+
+def _pack_q8(values: torch.Tensor, scale: torch.Tensor) -> Packed:
+    """values int8 [rows, columns]; scale [rows, columns / 32]."""
+    rows, columns = values.shape
+    quads = _by_tile(values).view(torch.uint8).view(-1, TILE, columns // 4, 4).transpose(1, 2).flatten(1)
+    halves = _by_tile(scale).transpose(1, 2).contiguous().view(torch.uint8).flatten(1)
+    size = quads.shape[1] + halves.shape[1]
+    padding = torch.zeros(len(quads), -size % 64, dtype=torch.uint8)
+    return Packed(Q8, rows, columns, torch.cat([quads, halves, padding], -1).flatten())
+
+
+def _by_tile(rows: torch.Tensor) -> torch.Tensor:
+    """[rows, columns] as [tiles, 16, columns], rows of zeros added to fill the last tile."""
+    missing = -len(rows) % TILE
+    if missing:
+        rows = torch.cat([rows, rows.new_zeros(missing, rows.shape[1])])
+    return rows.contiguous().view(-1, TILE, rows.shape[1])
+
+
+PACKERS: dict[str, Callable[[Any, str], Packed]] = {
+    "fp32": lambda w, name: _pack_values(w, name, torch.float32),
+    "bf16": lambda w, name: _pack_values(w, name, torch.bfloat16),
+    "gguf": _pack_blocks,
+    "int8": _pack_int8,
+}
