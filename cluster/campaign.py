@@ -24,7 +24,7 @@ from cluster.folder import load_candidates, save_candidate
 from cluster.journal import FOLDER, Journal
 from cluster.loop import SearchLoop
 from cluster.machines import Machines, MachinesOpener, open_machines
-from cluster.plan import Plan, write_plan
+from cluster.plan import FILE, Plan, write_plan
 from cluster.ports import Proposer, Silent, View
 from cluster.proposing import StudyProposer
 from cluster.session import Session
@@ -64,16 +64,9 @@ def run_campaign(running: Running) -> dict[str, Any]:
 
     Raises Interrupted after Ctrl-C (or `halt`), InputError when another process writes the folder, MachineError.
     """
-    plan, folder = running.plan, running.folder
-    write_plan(folder, plan)
-    with EventLog.open(folder / FOLDER) as log:
-        state = fold(log.read())
+    with opened_log(running) as (log, state):
         if state.result is not None:
             return dict(state.result)
-        for path in log.quarantined:
-            running.view.note(
-                f"a torn last line of the event log was put aside as {path}; nothing acknowledged is lost"
-            )
         with opened_session(running, log, state) as (session, machines):
             try:
                 return _run(session, machines, running)
@@ -82,8 +75,21 @@ def run_campaign(running: Running) -> dict[str, Any]:
                 session.journal.settle()
                 raise Interrupted(
                     f"stopped after {len(state.search_attempts())} attempts, all recorded; "
-                    f"go on with: hotpass compile --resume {folder}"
+                    f"go on with: hotpass compile --resume {running.folder}"
                 ) from None
+
+
+@contextlib.contextmanager
+def opened_log(running: Running) -> Iterator[tuple[EventLog, CampaignState]]:
+    """The folder's log for writing, and its state so far. Raises InputError when another process writes it."""
+    with EventLog.open(running.folder / FOLDER) as log:
+        if not (running.folder / FILE).exists():
+            write_plan(running.folder, running.plan)
+        for path in log.quarantined:
+            running.view.note(
+                f"a torn last line of the event log was put aside as {path}; nothing acknowledged is lost"
+            )
+        yield log, fold(log.read())
 
 
 @contextlib.contextmanager

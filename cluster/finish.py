@@ -61,7 +61,7 @@ def measure_finalists(session: Session) -> Finalist | None:
     for index, candidate_id in enumerate(ids):
         if index and any(f.may_win for f in measured) and journal.clock.seconds() > plan.spec.budget_seconds:
             break
-        measured.append(_measure_cold(session, session.candidates[candidate_id]))
+        measured.append(measure_cold(session, session.candidates[candidate_id], AS_LOADED))
     winners = [finalist for finalist in measured if finalist.may_win]
     best = max(winners, key=_lower_bound, default=None)
     shown = best or (measured[0] if measured else None)
@@ -77,10 +77,11 @@ def measure_finalists(session: Session) -> Finalist | None:
     return best
 
 
-def _measure_cold(session: Session, candidate: Candidate) -> Finalist:
+def measure_cold(session: Session, candidate: Candidate, incumbent: Candidate) -> Finalist:
+    """Each side in a fresh process of its own, interleaved, on inputs never used before; then the first gates."""
     assert session.band is not None
     engine = session.engines[0]
-    order = session.order(engine, AS_LOADED, candidate, Tier.FAST, Purpose.COLD)
+    order = session.order(engine, incumbent, candidate, Tier.FAST, Purpose.COLD)
     row = session.settle(order, order.future.result())
     session.view.activity(engine.name, f"gates · {candidate.label}")
     evidence = engine.evidence(candidate, session.seed_of("gates", order.number), session.band.noise_abs)

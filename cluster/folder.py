@@ -27,6 +27,11 @@ def load_candidates(folder: Path) -> dict[str, Candidate]:
     return found
 
 
+def read_candidate_folder(folder: Path) -> Candidate:
+    """A candidate from a folder with candidate.toml. Raises InputError."""
+    return from_plain(Candidate, json.loads((folder / "candidate.json").read_text()))
+
+
 def best_candidate(folder: Path) -> Candidate:
     """The winner of a campaign, or its last incumbent when it has none. Raises InputError when nothing was faster."""
     state = read_state(folder)

@@ -50,8 +50,12 @@ class StudyProposer:
         return asked.proposal if asked else None
 
     def tell(self, candidate: Candidate, attempt: Attempt) -> None:
-        """An attempt of the search, of this session or an earlier one."""
-        self.study.learn(candidate, attempt)
+        """An attempt of the search, of this session or an earlier one. A person's, against something that was never timed, only
+        keeps the candidate from being proposed again."""
+        if attempt.verdict.is_timed and attempt.incumbent_id not in self.study.values:
+            self.study.seen(candidate)
+        else:
+            self.study.learn(candidate, attempt)
 
     @property
     def exhausted(self) -> str:

@@ -29,8 +29,10 @@ Progress = Callable[[str], None]
 """Told what is being looked up."""
 
 
-def resolve(spec: CampaignSpec, *, command: Sequence[str] = (), progress: Progress | None = None) -> Plan:
-    """Raises InputError for what cannot be used and MachineError for what does not work."""
+def resolve(
+    spec: CampaignSpec, *, command: Sequence[str] = (), progress: Progress | None = None, prefix: str = ""
+) -> Plan:
+    """`prefix` begins the name of a folder that the spec leaves open. Raises InputError for what cannot be used and MachineError for what does not work."""
     say = progress or (lambda text: None)
     say(f"model {spec.model}")
     model = simulated_model(spec.model) if spec.engine == "fake" else _model(spec, say)
@@ -50,7 +52,7 @@ def resolve(spec: CampaignSpec, *, command: Sequence[str] = (), progress: Progre
         shapes=shapes,
     )
     created = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-    folder = Path(spec.out) if spec.out else CAMPAIGNS / default_name(spec, created)
+    folder = Path(spec.out) if spec.out else CAMPAIGNS / default_name(spec, created, prefix)
     spec = dataclasses.replace(spec, out=str(folder))
     continued = _continued(spec, shapes)
     return Plan(
@@ -66,9 +68,9 @@ def resolve(spec: CampaignSpec, *, command: Sequence[str] = (), progress: Progre
     )
 
 
-def default_name(spec: CampaignSpec, created: datetime.datetime) -> str:
+def default_name(spec: CampaignSpec, created: datetime.datetime, prefix: str = "") -> str:
     """As `smollm2-135m-chat-20261130-204500`."""
-    words = [Path(spec.model).name, Path(spec.traffic).name.split(".")[0], created.strftime("%Y%m%d-%H%M%S")]
+    words = [prefix, Path(spec.model).name, Path(spec.traffic).name.split(".")[0], created.strftime("%Y%m%d-%H%M%S")]
     return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(words)).strip("-")
 
 

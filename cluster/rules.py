@@ -15,8 +15,7 @@ def deserves_slow_tier(state: CampaignState, row: AttemptRow) -> bool:
     """A fast-tier attempt that is faster than the incumbent it was paired with, and leads everything measured so far."""
     if row.attempt.verdict is not Verdict.FASTER or row.speedup_vs_loaded is None:
         return False
-    leading = state.speedup_of_incumbent(state.incumbent_id)
-    return row.speedup_vs_loaded.value > leading.value
+    return row.speedup_vs_loaded.value > state.lead.value
 
 
 def becomes_incumbent(state: CampaignState, row: AttemptRow) -> bool:
@@ -28,7 +27,7 @@ def becomes_incumbent(state: CampaignState, row: AttemptRow) -> bool:
     if row.attempt.verdict not in (Verdict.FASTER, Verdict.INCONCLUSIVE):
         return False
     fast = state.fast_speedup(row.attempt.candidate_id)
-    return fast is not None and fast.value > state.speedup_of_incumbent(state.incumbent_id).value
+    return fast is not None and fast.value > state.lead.value
 
 
 def reason_to_stop(state: CampaignState, plan: Plan, clock_seconds: float, exhausted: bool) -> str:

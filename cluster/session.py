@@ -222,9 +222,8 @@ class Session:
 
     def record_attempt(self, number: int, attempt: Attempt) -> AttemptRow:
         """Durable when it returns: acknowledged, and counted exactly once whatever happens next."""
-        vs_loaded = (
-            chain(attempt.speedup, self.state.speedup_of_incumbent(attempt.incumbent_id)) if attempt.speedup else None
-        )
+        incumbent = self.state.speedup_of(attempt.incumbent_id)
+        vs_loaded = chain(attempt.speedup, incumbent) if attempt.speedup and incumbent else None
         self.journal.write("attempt", {"assignment": number, "attempt": attempt, "speedup_vs_loaded": vs_loaded})
         self.journal.settle()
         return self.state.attempts[-1]

@@ -207,12 +207,19 @@ class CampaignState:
     def incumbent_id(self) -> str:
         return self.incumbents[-1].candidate_id if self.incumbents else AS_LOADED.id
 
-    def speedup_of_incumbent(self, candidate_id: str) -> Estimate:
-        """Of a candidate that is or was the incumbent, over the deployment as loaded."""
+    @property
+    def lead(self) -> Estimate:
+        """Of the present incumbent, over the deployment as loaded."""
+        return self.incumbents[-1].speedup_vs_loaded if self.incumbents else UNITY
+
+    def speedup_of(self, candidate_id: str) -> Estimate | None:
+        """Of a candidate that others are measured against, over the deployment as loaded; None when it was never timed."""
+        if candidate_id == AS_LOADED.id:
+            return UNITY
         for step in reversed(self.incumbents):
             if step.candidate_id == candidate_id:
                 return step.speedup_vs_loaded
-        return UNITY
+        return self.fast_speedup(candidate_id)
 
     def fast_speedup(self, candidate_id: str) -> Estimate | None:
         """Over as loaded, by its latest timed fast-tier attempt of the search."""
