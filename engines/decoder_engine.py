@@ -1,0 +1,364 @@
+"""The decoder engine: Hugging Face causal language models in processes that stay up while candidates come and go.
+
+    DecoderEngine ── resolves once (threads, cuts, slots for serving, sources of text) ──► Stable (processes) + Judge (assignments)
+
+Usable in a plain Python process, without Ray: load it, ask it, close it, or use it in a `with` statement. It is not thread-safe: one
+caller at a time. What a candidate does wrong is in the results; only inputs and the machine raise.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from engines.client import Child, token_bytes
+from engines.judge.attempt import Judge
+from engines.judge.baselines import BASELINE_NAMES, measure_baseline
+from engines.judge.inputs import RandomTokens, SourceMaker, TokenSource, seed_of
+from engines.judge.install import Builder, Installer, PartFiles
+from engines.judge.scoring import reference_noise, score_texts
+from engines.limits import ChildLimits
+from engines.program import CandidateFailed, ReplayRequest
+from engines.stable import Recipe, Stable, machine_fault
+from engines.threading_env import environment_record, usable_cores
+from hotpass.errors import EngineDied, InputError
+from hotpass.records.candidate import Candidate
+from hotpass.records.deployment import Deployment, ModelRef
+from hotpass.records.measurement import (
+    Agreement,
+    Assignment,
+    BaselineMeasurement,
+    Environment,
+    Failure,
+    FailureKind,
+    MeasureResult,
+    OutputCheck,
+    ReloadReport,
+    Side,
+    Tier,
+)
+from hotpass.records.shapes import ShapeRow
+from hotpass.records.slots import SlotTable
+
+T = TypeVar("T")
+
+DECODER = "engines.decoder.program:DecoderProgram"
+
+CALL_SECONDS = 120.0
+"""Deadline of install, generate and restore when called by themselves."""
+
+CACHE_FACTOR = 3
+"""A cut streams so many times the last-level cache, so that it is read from memory as the whole model is."""
+
+RequestMaker = Callable[[int, int, bool], Sequence[ReplayRequest]]
+"""(how many, seed, held out) → requests to replay."""
+
+
+class DecoderEngine:
+    """Implements `engines.protocol.Engine` and `engines.protocol.MeasuresBaselines`."""
+
+    def __init__(
+        self,
+        name: str = "decoder-0",
+        *,
+        builder: Builder | None = None,
+        sources: SourceMaker | None = None,
+        requests: RequestMaker | None = None,
+        threads: int | None = None,
+        program: str = DECODER,
+        search_path: Sequence[str] = (),
+        limits: ChildLimits | None = None,
+        narrowest_bits: float = 4.5,
+        serving_context: int | None = None,
+        pool_sets: int = 4,
+        window_ms: float = 20.0,
+        aa_seconds: float = 4.0,
+    ) -> None:
+        """`builder` compiles native files and derives weights; without it, only parts that need neither can be installed.
+
+        `sources`: text for inputs (default: the bundled corpus through the model's tokenizer, random tokens without one). `requests`:
+        what the slow tier replays (default: the deployment's traffic). `narrowest_bits`: of a weight in any candidate that will come,
+        which sets how deep the fast tier's cuts are. `serving_context`: longest sequence that can be served (default: 2048 or the
+        model's). `pool_sets`: input sets with known references, a row. `window_ms`: shortest window of as loaded.
+        """
+        self.name = name
+        self._builder = builder
+        self._sources = sources
+        self._requests = requests
+        self._threads = threads or usable_cores()
+        self._program = program
+        self._search_path = tuple(search_path)
+        self._limits = limits or ChildLimits()
+        self._narrowest_bits = narrowest_bits
+        self._serving_context = serving_context
+        self._pool_sets = pool_sets
+        self._window_seconds = window_ms / 1e3
+        self._aa_seconds = aa_seconds
+        self._stable: Stable | None = None
+        self._deployment: Deployment
+        self._judge: Judge
+        self._installer: Installer
+        self._environment: Environment
+
+    def __enter__(self) -> DecoderEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def load(self, deployment: Deployment, tier: Tier = Tier.FAST) -> Mapping[str, float]:
+        """Load once. Tier `fast` can measure both tiers, `slow` only the whole model's replays. Returns ms by phase.
+
+        Raises MachineError when a process cannot do its part, InputError for a deployment that cannot be served.
+        """
+        self.close()
+        start = time.perf_counter()
+        cuts = self._cuts(deployment, tier)
+        recipe = self._recipe(deployment, cuts)
+        stable = Stable(recipe)
+        try:
+            stable.load()
+        except BaseException:
+            stable.close()
+            raise
+        self._stable, self._deployment = stable, deployment
+        self._environment = environment_record(deployment.hardware.id, recipe.threads)
+        self._installer = Installer(stable, self._builder or _no_builder)
+        whole = len(cuts) - 1
+        self._judge = Judge(
+            name=self.name,
+            stable=stable,
+            installer=self._installer,
+            environment=self._environment,
+            fast_cuts=range(whole) if len(cuts) > 1 else [0],
+            whole_cut=whole,
+            concurrency=deployment.concurrency,
+            output_tokens_per_step=deployment.shapes.output_tokens_per_step,
+        )
+        stable.noise_abs = self._measured_noise()
+        stable.phases_ms["total"] = (time.perf_counter() - start) * 1e3
+        return dict(stable.phases_ms)
+
+    @property
+    def cuts(self) -> tuple[tuple[int, ...], ...]:
+        """Layers of each cut that is loaded; the last is the whole model."""
+        return self._loaded.recipe.cuts
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        """What the machine permitted: `network` is `none`, or says why children could not be cut off."""
+        return dict(self._loaded.facts)
+
+    @property
+    def environment(self) -> Environment:
+        return self._environment
+
+    def slots(self) -> SlotTable:
+        with machine_fault("the slot table"):
+            return self._pair_child().call_record("slots", None, SlotTable, deadline=_soon())
+
+    def install(self, side: Side, candidate: Candidate) -> ReloadReport:
+        """Put a candidate on a side of the pair child, on every cut. Raises CandidateFailed; then the child has been replaced."""
+        stable = self._loaded
+        places = stable.places(range(len(self.cuts)))
+        return self._or_discard(lambda: self._installer.install(self._pair_child(), side, candidate, places, _soon()))
+
+    def measure(self, assignment: Assignment) -> MeasureResult:
+        """Install both, measure, restore, prove clean. A candidate's fault is in the result."""
+        self._check(assignment)
+        requests: Sequence[ReplayRequest] = ()
+        if assignment.tier is Tier.SLOW:
+            requests = self._replayed(assignment)
+        return self._judge.measure(assignment, requests)
+
+    def generate(self, side: Side, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+        """Greedy continuation by what is installed on a side. Raises CandidateFailed."""
+        body = {"side": side.value, "lengths": [len(prompt) for prompt in prompts], "max_tokens": max_tokens}
+        blob = token_bytes([token for prompt in prompts for token in prompt])
+        child = self._pair_child()
+        return self._or_discard(
+            lambda: child.call_record("generate", body, list[list[int]], deadline=_soon(), blob=blob)
+        )
+
+    def restore(self) -> None:
+        """Both sides as loaded; a child that cannot be restored is replaced."""
+        child = self._pair_child()
+        try:
+            for side in Side:
+                self._installer.uninstall(child, side, _soon())
+        except CandidateFailed:
+            self._loaded.discard_pair()
+
+    def baselines(self) -> Sequence[str]:
+        """Names that `measure_baseline` takes."""
+        return BASELINE_NAMES
+
+    def measure_baseline(
+        self, name: str, rows: Sequence[ShapeRow], seed: int, deadline_seconds: float
+    ) -> BaselineMeasurement:
+        """A baseline of transformers, paired with as loaded on the whole model by the same windows."""
+        if name not in BASELINE_NAMES:
+            raise InputError("baseline", name, "is not known", f"use one of {list(BASELINE_NAMES)}")
+        places = [(len(self.cuts) - 1, self._row_index(row)) for row in rows]
+        return measure_baseline(self._loaded, self._environment, name, places, seed, deadline_seconds)
+
+    def score(self, candidate: Candidate, texts: int, tokens_per_text: int, seed: int, noise_abs: float) -> Agreement:
+        """Agreement with the reference on held-out text, in a fresh child. Raises CandidateFailed."""
+        return score_texts(
+            self._loaded, self._installer, candidate, len(self.cuts) - 1, (texts, tokens_per_text), seed, noise_abs
+        )
+
+    def reference_noise(self) -> Sequence[OutputCheck]:
+        """The reference against itself with another number of threads, on the pool."""
+        return self._noise_checks
+
+    def verify_weights(self) -> bool:
+        """Full hash of the keeper's memory against the one at load."""
+        stable = self._loaded
+        return stable.keeper.hash_weights() == stable.weights.sha256
+
+    def close(self) -> None:
+        """End every process and release every descriptor; the engine can be loaded again."""
+        if self._stable is not None:
+            self._stable.close()
+            self._stable = None
+
+    @property
+    def _loaded(self) -> Stable:
+        if self._stable is None:
+            raise EngineDied(f"{self.name} is not loaded")
+        return self._stable
+
+    def _pair_child(self) -> Child:
+        return self._loaded.pair().child
+
+    def _or_discard(self, action: Callable[[], T]) -> T:
+        try:
+            return action()
+        except CandidateFailed:
+            self._loaded.discard_pair()
+            raise
+
+    def _measured_noise(self) -> float:
+        """The largest difference of the reference from itself; at least the grain of fp32 sums."""
+        with machine_fault("the reference's noise"):
+            self._noise_checks = reference_noise(self._loaded)
+        return max((check.max_abs for check in self._noise_checks), default=0.0)
+
+    def _cuts(self, deployment: Deployment, tier: Tier) -> tuple[tuple[int, ...], ...]:
+        whole = tuple(range(deployment.model.num_layers))
+        if tier is Tier.SLOW:
+            return (whole,)
+        return choose_cuts(deployment.model, deployment.hardware.last_level_cache_bytes, self._narrowest_bits)
+
+    def _recipe(self, deployment: Deployment, cuts: tuple[tuple[int, ...], ...]) -> Recipe:
+        model = deployment.model
+        family = json.loads((Path(model.folder) / "config.json").read_text()).get("model_type", "")
+        context = self._serving_context or min(2048, model.max_context)
+        return Recipe(
+            program=self._program,
+            preload=(),
+            preload_optional=(f"transformers.models.{family}.modeling_{family}",) if self._program == DECODER else (),
+            search_path=self._search_path,
+            model=model,
+            device=deployment.hardware.device,
+            threads=self._threads,
+            cuts=cuts,
+            rows=deployment.shapes.rows,
+            serving_slots=deployment.concurrency,
+            serving_context=context,
+            limits=self._limits,
+            sources=self._sources or text_sources(model),
+            pool_sets=self._pool_sets,
+            window_seconds=self._window_seconds,
+            aa_seconds=self._aa_seconds,
+        )
+
+    def _check(self, assignment: Assignment) -> None:
+        for row in assignment.rows:
+            self._row_index(row)
+        if not assignment.rows:
+            raise InputError("assignment", "rows", "is empty", "name at least one row of the shape table")
+        if assignment.deadline_seconds <= 0:
+            raise InputError("deadline_seconds", assignment.deadline_seconds, "is not positive", "give seconds")
+
+    def _row_index(self, row: ShapeRow) -> int:
+        keys = [item.key for item in self._loaded.recipe.rows]
+        if row.key not in keys:
+            raise InputError(
+                "row", row.key, "is not in the shape table that the engine was loaded with", f"use one of {keys}"
+            )
+        return keys.index(row.key)
+
+    def _replayed(self, assignment: Assignment) -> Sequence[ReplayRequest]:
+        if self._requests is None:
+            raise InputError(
+                "requests", None, "are not known to this engine", "construct it with the traffic's requests"
+            )
+        count = assignment.replay_requests or max(64, 4 * self._deployment.concurrency)
+        limit = self._loaded.recipe.serving_context
+        made = self._requests(count, assignment.seed, assignment.purpose == "cold")
+        fitting = [item for item in made if len(item.tokens) + item.output_tokens <= limit]
+        if not fitting:
+            raise InputError("requests", len(made), f"do not fit {limit} tokens", "raise serving_context")
+        return fitting
+
+
+def choose_cuts(model: ModelRef, llc_bytes: int, narrowest_bits: float) -> tuple[tuple[int, ...], ...]:
+    """Cuts of the fast tier and, last, the whole model: (d1 layers, d2 layers, all), or (all,) alone.
+
+    d1 is the least depth at which a candidate with weights of `narrowest_bits` streams more than three last-level caches; d2 is twice
+    that, so that the difference of depths is as large as the first. Where d2 would be more than half of the model, the whole model is
+    the fast tier: two cuts would take as long and say less.
+    """
+    whole = tuple(range(model.num_layers))
+    head = model.vocab_size * model.hidden_size
+    per_layer = max(1, (model.num_params - head) // max(1, model.num_layers))
+    needed = CACHE_FACTOR * llc_bytes - head * narrowest_bits / 8
+    shallow = max(1, math.floor(needed / (per_layer * narrowest_bits / 8)) + 1)
+    deep = 2 * shallow
+    if 2 * deep > model.num_layers:
+        return (whole,)
+    return (whole[:shallow], whole[:deep], whole)
+
+
+def text_sources(model: ModelRef) -> SourceMaker:
+    """Text of the bundled corpus through the model's tokenizer; uniform token ids for a model without one."""
+    from engines.prepare.store import load_tokenizer
+
+    try:
+        encode = load_tokenizer(model).encode
+    except InputError:
+        return lambda seed, held_out: RandomTokens(model.vocab_size, seed_of(seed, held_out))
+    return lambda seed, held_out: _CorpusText(encode, seed, held_out)
+
+
+class _CorpusText:
+    """The corpus as a TokenSource."""
+
+    def __init__(self, encode: Callable[[str], list[int]], seed: int, held_out: bool) -> None:
+        from hotpass.traffic.text import TextSource
+
+        self._source: TokenSource = TextSource(encode, seed, held_out=held_out)
+
+    def draw(self, count: int) -> Sequence[int]:
+        return self._source.draw(count)
+
+
+def _no_builder(candidate: Candidate, seconds: float) -> Sequence[PartFiles]:
+    """For parts of pure Python without derived weights."""
+    from hotpass.parts import declaration
+
+    for use in candidate.parts:
+        if declaration(use.source).native:
+            message = f"{use.source.name} has C++ files, and this engine was made without a builder"
+            raise CandidateFailed(Failure(kind=FailureKind.BUILD, message=message))
+    return [PartFiles(native={}, derived=()) for _ in candidate.parts]
+
+
+def _soon() -> float:
+    return time.monotonic() + CALL_SECONDS

@@ -1,0 +1,358 @@
+"""One assignment, from install to clean proof.
+
+    pair child (or two fresh children) ─► incumbent on ─► incumbent alone ─► candidate on ─► rounds or replays ─► both off ─► clean?
+
+A candidate's fault ends up in the result; the child it happened in is replaced when it is dead or not clean, and the next assignment
+finds the engine as this one did. The machine's faults are raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from engines.client import Child
+from engines.judge.checks import merged
+from engines.judge.clean import differences, weights_moved
+from engines.judge.inputs import drawer, seed_of, window_tokens
+from engines.judge.install import Installer
+from engines.judge.pairing import Alternating, Pair, SideBySide, TwoProcesses
+from engines.judge.replay import Replay, requests_for, run_replay
+from engines.judge.rounds import Evidence, Place, Plan, Rounds
+from engines.judge.windows import run_window
+from engines.program import CandidateFailed, Fingerprint, ReplayRequest
+from engines.stable import PairChild, Stable, machine_fault
+from hotpass.errors import EngineDied
+from hotpass.records.candidate import AS_LOADED, Candidate
+from hotpass.records.measurement import (
+    Assignment,
+    CleanReport,
+    Environment,
+    Failure,
+    FailureKind,
+    MeasuredReplay,
+    MeasureResult,
+    Pairing,
+    Purpose,
+    ReloadReport,
+    Side,
+    Tier,
+)
+from hotpass.stats import SequentialTest
+
+ALONE_WINDOWS = 2
+"""Windows of the incumbent on each row before the candidate comes, so that drift is not taken for disturbance."""
+
+CLEAN_SECONDS = 60.0
+"""Deadline of restore and proof; a child that needs longer is replaced."""
+
+REPLAY_TOKENS_SECONDS = 8.0
+"""A replay of as loaded is meant to take about so long, where the assignment leaves it to the engine."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Attempt:
+    """What has come of an assignment so far."""
+
+    assignment: Assignment
+    started: float
+    evidence: Evidence = field(default_factory=Evidence)
+    replays: list[MeasuredReplay] = field(default_factory=list)
+    reloads: list[ReloadReport] = field(default_factory=list)
+    phases_ms: dict[str, float] = field(default_factory=dict)
+    failure: Failure | None = None
+    clean: CleanReport | None = None
+    weights_unchanged: bool = True
+    disturbed: float = 1.0
+    noise_floor: float = 0.0
+
+    @property
+    def deadline(self) -> float:
+        return self.started + self.assignment.deadline_seconds
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.phases_ms[name] = self.phases_ms.get(name, 0.0) + (time.perf_counter() - start) * 1e3
+
+
+class Judge:
+    """Carries out assignments with the processes of one engine."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        stable: Stable,
+        installer: Installer,
+        environment: Environment,
+        fast_cuts: Sequence[int],
+        whole_cut: int,
+        concurrency: int,
+        output_tokens_per_step: float,
+    ) -> None:
+        self._name, self._stable, self._installer = name, stable, installer
+        self._environment = environment
+        self._fast_cuts, self._whole_cut = tuple(fast_cuts), whole_cut
+        self._concurrency, self._tokens_per_step = concurrency, output_tokens_per_step
+
+    def measure(self, assignment: Assignment, requests: Sequence[ReplayRequest] = ()) -> MeasureResult:
+        """Measure until the stopping rule is met or the deadline. `requests`: for the slow tier. Raises MachineError only."""
+        apart = assignment.pairing is Pairing.TWO_PROCESSES
+        if not apart:
+            self._stable.pair()  # born outside the candidate's time
+        attempt = Attempt(assignment=assignment, started=time.monotonic())
+        try:
+            if apart:
+                self._in_two_processes(attempt, requests)
+            else:
+                self._in_one_child(attempt, requests)
+        except EngineDied as error:
+            if not self._stable.keeper.alive():
+                raise
+            attempt.failure = Failure(
+                kind=FailureKind.CRASH, message="the candidate ended the zygote", detail=str(error)[-2000:]
+            )
+            self._stable.revive_zygote()
+        return self._result(attempt)
+
+    def _in_two_processes(self, attempt: Attempt, requests: Sequence[ReplayRequest]) -> None:
+        places, assignment = self._places(attempt), attempt.assignment
+        with contextlib.ExitStack() as children:
+            with attempt.phase("fork"), machine_fault("a fresh child"):
+                a = children.enter_context(self._stable.fresh_child())
+                b = children.enter_context(self._stable.fresh_child())
+            attempt.started = time.monotonic()
+            try:
+                with attempt.phase("install"):
+                    for child, side, candidate in (
+                        (a, Side.INCUMBENT, assignment.incumbent),
+                        (b, Side.CANDIDATE, assignment.candidate),
+                    ):
+                        report = self._installer.install(child, side, candidate, places, attempt.deadline)
+                        attempt.reloads.append(report)
+                pair = TwoProcesses(a, b, self._stable.kv, self._vocab)
+                self._measure_pair(attempt, pair, places, requests)
+            except CandidateFailed as error:
+                attempt.failure = error.failure
+
+    def _in_one_child(self, attempt: Attempt, requests: Sequence[ReplayRequest]) -> None:
+        pair_child = self._stable.pair()
+        attempt.noise_floor = pair_child.noise_floor
+        try:
+            self._installed_and_measured(attempt, pair_child, requests)
+        except CandidateFailed as error:
+            attempt.failure = error.failure
+        self._restore(attempt, pair_child)
+
+    def _installed_and_measured(
+        self, attempt: Attempt, pair_child: PairChild, requests: Sequence[ReplayRequest]
+    ) -> None:
+        places, assignment, child = self._places(attempt), attempt.assignment, pair_child.child
+        if assignment.pairing is Pairing.ALTERNATING:
+            pair: Pair = Alternating(child, self._stable.kv, self._vocab, self._exchange(attempt, child, places))
+        else:
+            pair = SideBySide(child, self._stable.kv, self._vocab)
+            if assignment.incumbent != AS_LOADED:
+                with attempt.phase("install"):
+                    self._install(attempt, child, Side.INCUMBENT, assignment.incumbent, places)
+            with attempt.phase("alone"):
+                self._incumbent_alone(attempt, pair_child, places)
+            with attempt.phase("install"):
+                self._install(attempt, child, Side.CANDIDATE, assignment.candidate, places)
+        self._measure_pair(attempt, pair, places, requests)
+        if assignment.pairing is not Pairing.ALTERNATING:
+            attempt.disturbed = self._disturbance(attempt, pair_child)
+
+    def _install(
+        self, attempt: Attempt, child: Child, side: Side, candidate: Candidate, places: Sequence[Place]
+    ) -> None:
+        attempt.reloads.append(self._installer.install(child, side, candidate, places, attempt.deadline))
+
+    def _exchange(self, attempt: Attempt, child: Child, places: Sequence[Place]) -> _Exchange:
+        return _Exchange(self._installer, attempt, child, tuple(places))
+
+    def _measure_pair(
+        self, attempt: Attempt, pair: Pair, places: Sequence[Place], requests: Sequence[ReplayRequest]
+    ) -> None:
+        rounds = Rounds(pair, self._plan(attempt, places), attempt.evidence, self._rng(attempt, "order"))
+        with attempt.phase("measure"):
+            if attempt.assignment.tier is Tier.FAST:
+                rounds.until_decided(attempt.assignment.stopping, attempt.deadline)
+            else:
+                rounds.check_once(attempt.deadline)
+                self._replay_rounds(attempt, pair, requests)
+
+    def _plan(self, attempt: Attempt, places: Sequence[Place]) -> Plan:
+        assignment = attempt.assignment
+        cold = assignment.purpose is Purpose.COLD
+        fresh = self._stable.fresh_tokens(assignment.seed, cold)
+        rng = self._rng(attempt, "pool")
+        return Plan(
+            kv=self._stable.kv,
+            depths={cut: len(layers) for cut, layers in enumerate(self._stable.recipe.cuts)},
+            places=places,
+            drawers={place: drawer(self._stable.pool[place], fresh.maker(place[1]), rng) for place in places},
+            noise_abs=self._stable.noise_abs,
+            incumbent_is_loaded=assignment.incumbent == AS_LOADED,
+        )
+
+    def _replay_rounds(self, attempt: Attempt, pair: Pair, requests: Sequence[ReplayRequest]) -> None:
+        """ABBA of replays of the same requests until the test stops or another block would pass the deadline."""
+        assignment, rng = attempt.assignment, self._rng(attempt, "replays")
+        chosen = self._chosen(assignment, requests)
+        test, longest = SequentialTest(assignment.stopping), 0.0
+        while test.decision() is None:
+            start = time.monotonic()
+            if test.values and start + 1.2 * longest > attempt.deadline:
+                break
+            block = self._replay_block(attempt, pair, chosen, len(test.values), rng.choice(("ABBA", "BAAB")))
+            attempt.replays.append(block)
+            test.add(block.log_ratio)
+            longest = max(longest, time.monotonic() - start)
+
+    def _replay_block(
+        self, attempt: Attempt, pair: Pair, requests: Sequence[ReplayRequest], index: int, order: str
+    ) -> MeasuredReplay:
+        taken: dict[Side, list[Replay]] = {Side.INCUMBENT: [], Side.CANDIDATE: []}
+        for letter in order:
+            side = Side.INCUMBENT if letter == "A" else Side.CANDIDATE
+            child, name = pair.place(side)
+            replay = run_replay(child, name, requests, self._concurrency, attempt.deadline)
+            taken[side].append(replay)
+            if side is Side.CANDIDATE:
+                attempt.evidence.activation.update(replay.activation)
+        a, b = taken[Side.INCUMBENT], taken[Side.CANDIDATE]
+        return MeasuredReplay(
+            round_index=index, order=order, incumbent=(a[0].stats, a[1].stats), candidate=(b[0].stats, b[1].stats)
+        )
+
+    def _chosen(self, assignment: Assignment, requests: Sequence[ReplayRequest]) -> Sequence[ReplayRequest]:
+        if assignment.replay_requests:
+            return requests[: assignment.replay_requests]
+        seconds = min(REPLAY_TOKENS_SECONDS, assignment.deadline_seconds / (6 * assignment.stopping.min_rounds))
+        return requests_for(requests, seconds * self._loaded_tokens_per_second(), self._concurrency)
+
+    def _loaded_tokens_per_second(self) -> float:
+        """Of as loaded over the whole model's rows, from the pair child's A/A; 50 where there is none."""
+        known = self._stable.pair().beside_itself
+        rows = self._stable.recipe.rows
+        times = [known.get((AS_LOADED.id, (self._whole_cut, row))) for row in range(len(rows))]
+        seconds = sum(row.steps_share * statistics.median(time) for row, time in zip(rows, times, strict=True) if time)
+        return self._tokens_per_step / seconds if seconds else 50.0
+
+    def _incumbent_alone(self, attempt: Attempt, pair_child: PairChild, places: Sequence[Place]) -> None:
+        """Its time without the candidate, now: what its time beside the candidate is held against."""
+        incumbent, kv = attempt.assignment.incumbent, self._stable.kv
+        source = self._stable.recipe.sources(seed_of(attempt.assignment.seed, "alone"), False)
+        for place in places:
+            known = pair_child.beside_itself.setdefault((incumbent.id, place), deque(maxlen=8))
+            for _ in range(ALONE_WINDOWS):
+                tokens = window_tokens(source, kv, place[1])
+                window = run_window(
+                    pair_child.child,
+                    Side.INCUMBENT,
+                    *place,
+                    tokens,
+                    plan=kv,
+                    vocab=self._vocab,
+                    deadline=attempt.deadline,
+                )
+                known.append(window.seconds / len(tokens))
+
+    def _disturbance(self, attempt: Attempt, pair_child: PairChild) -> float:
+        """The incumbent's weighted time beside the candidate over that beside itself."""
+        beside = alone = 0.0
+        for place, seconds in attempt.evidence.incumbent_seconds.items():
+            share = self._stable.recipe.rows[place[1]].steps_share
+            beside += share * statistics.median(seconds)
+            alone += share * statistics.median(pair_child.beside_itself[(attempt.assignment.incumbent.id, place)])
+        return beside / alone if alone else 1.0
+
+    def _restore(self, attempt: Attempt, pair_child: PairChild) -> None:
+        """Both sides as loaded, then the proof; without it the child is replaced."""
+        if not pair_child.child.alive:
+            self._stable.discard_pair()
+            attempt.clean = CleanReport(clean=False, reasons=("the child died",), child_replaced=True)
+            return
+        deadline = time.monotonic() + CLEAN_SECONDS
+        reasons: list[str] = []
+        try:
+            with attempt.phase("restore"):
+                for side in (Side.CANDIDATE, Side.INCUMBENT):
+                    self._installer.uninstall(pair_child.child, side, deadline)
+            with attempt.phase("clean"):
+                now = pair_child.child.call_record("fingerprint", None, Fingerprint, deadline=deadline)
+                reasons += differences(pair_child.fingerprint, now)
+                if weights_moved(self._stable, pair_child):
+                    attempt.weights_unchanged = False
+                    reasons.append("the weights' mapping changed")
+        except CandidateFailed as error:
+            reasons.append(f"{error.failure.kind}: {error.failure.message}")
+        changed = sorted(set(attempt.evidence.incumbent_changed))
+        reasons += [f"the incumbent's answers changed on {row}" for row in changed]
+        if reasons:
+            self._stable.discard_pair()
+        attempt.clean = CleanReport(clean=not reasons, reasons=tuple(reasons), child_replaced=bool(reasons))
+
+    def _places(self, attempt: Attempt) -> list[Place]:
+        """Rows of the assignment in the plan, on the cuts of its tier."""
+        cuts = self._fast_cuts if attempt.assignment.tier is Tier.FAST else (self._whole_cut,)
+        known = {row.key: index for index, row in enumerate(self._stable.recipe.rows)}
+        return [(cut, known[row.key]) for cut in cuts for row in attempt.assignment.rows]
+
+    def _rng(self, attempt: Attempt, use: str) -> random.Random:
+        return random.Random(seed_of(attempt.assignment.seed, attempt.assignment.candidate.id, use))
+
+    @property
+    def _vocab(self) -> int:
+        return self._stable.recipe.model.vocab_size
+
+    def _result(self, attempt: Attempt) -> MeasureResult:
+        claimed = {slot: 0 for report in attempt.reloads if report.side is Side.CANDIDATE for slot in report.slots}
+        attempt.phases_ms["total"] = (time.monotonic() - attempt.started) * 1e3
+        return MeasureResult(
+            assignment=attempt.assignment,
+            engine=self._name,
+            epoch=self._stable.weights.sha256,
+            environment=self._environment,
+            blocks=tuple(attempt.evidence.blocks),
+            replays=tuple(attempt.replays),
+            checks=merged(attempt.evidence.checks),
+            activation={**claimed, **attempt.evidence.activation},
+            reloads=tuple(attempt.reloads),
+            clean=attempt.clean,
+            incumbent_disturbed=attempt.disturbed,
+            noise_floor=attempt.noise_floor,
+            weights_unchanged=attempt.weights_unchanged,
+            phases_ms=attempt.phases_ms,
+            failure=attempt.failure,
+        )
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """Puts one side's candidate into the child's `candidate` place, for the alternating pairing."""
+
+    installer: Installer
+    attempt: Attempt
+    child: Child
+    places: tuple[Place, ...]
+    reported: set[Side] = field(default_factory=set)
+
+    def __call__(self, side: Side) -> None:
+        assignment = self.attempt.assignment
+        candidate = assignment.incumbent if side is Side.INCUMBENT else assignment.candidate
+        self.installer.uninstall(self.child, Side.CANDIDATE, self.attempt.deadline)
+        report = self.installer.install(self.child, Side.CANDIDATE, candidate, self.places, self.attempt.deadline)
+        if side not in self.reported:
+            self.reported.add(side)
+            self.attempt.reloads.append(report)

@@ -1,0 +1,46 @@
+"""Whether a child is as it was born, after a candidate was taken out: what the program says, and what the kernel says.
+
+The program's fingerprint can be forged by code that stayed behind; where memory is mapped and how many threads live is read from
+/proc, out of the child's reach. Weights lie in sealed memory, so that a mapping that is where it was holds what it held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engines.program import Fingerprint
+from engines.stable import PairChild, Stable
+
+MEMORY_MARGIN_BYTES = 1 << 29
+"""Growth of a child's resident memory since birth beyond which it counts as residue."""
+
+
+def differences(birth: Fingerprint, now: Fingerprint) -> list[str]:
+    """What changed, each as a short sentence."""
+    found = []
+    if now.probe_sha256 != birth.probe_sha256:
+        found.append("the baseline no longer computes what it did at birth")
+    found += _changed(birth.flags, now.flags)
+    if now.threads_alive > birth.threads_alive:
+        found.append(f"threads {birth.threads_alive} -> {now.threads_alive}")
+    if now.children_alive > birth.children_alive:
+        found.append(f"{now.children_alive - birth.children_alive} processes left behind")
+    if now.open_files > birth.open_files:
+        found.append(f"open files {birth.open_files} -> {now.open_files}")
+    if now.resident_bytes > birth.resident_bytes + MEMORY_MARGIN_BYTES:
+        found.append(f"resident memory grew by {(now.resident_bytes - birth.resident_bytes) >> 20} MiB")
+    return found
+
+
+def weights_moved(stable: Stable, pair: PairChild) -> bool:
+    """True when the child no longer maps the weights where, and as, it did at birth."""
+    return pair.child.mappings([stable.weights.memory.inode]) != pair.mappings
+
+
+def _changed(birth: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    names = sorted(birth.keys() | now.keys())
+    return [
+        f"{name} {birth.get(name, 'absent')[:40]} -> {now.get(name, 'absent')[:40]}"
+        for name in names
+        if birth.get(name) != now.get(name)
+    ]

@@ -1,0 +1,110 @@
+"""Candidates onto sides: built files to descriptors of the keeper, one install a cut, contexts after it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engines.client import Child
+from engines.judge.rounds import Place
+from engines.memory import SealedMemory
+from engines.stable import Stable
+from hotpass.records.candidate import AS_LOADED, Candidate, Reload
+from hotpass.records.measurement import ReloadReport, Side
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartFiles:
+    """What builders made for one part."""
+
+    native: Mapping[str, str]
+    """Library name → path of a shared library."""
+    derived: tuple[Mapping[str, Path], ...]
+    """For each cut: concrete slot → safetensors file with its derived weights."""
+
+
+Builder = Callable[[Candidate, float], Sequence[PartFiles]]
+"""(candidate, seconds left) → files, one entry a part in the candidate's order. Raises CandidateFailed."""
+
+
+class Installer:
+    """Puts candidates onto sides of children of one engine."""
+
+    def __init__(self, stable: Stable, builder: Builder) -> None:
+        self._stable = stable
+        self._builder = builder
+
+    def install(
+        self, child: Child, side: Side, candidate: Candidate, places: Sequence[Place], deadline: float
+    ) -> ReloadReport:
+        """The candidate on a side of every cut that the places name, with their contexts loaded. Raises CandidateFailed."""
+        if candidate == AS_LOADED:
+            return self._as_loaded(child, side, places, deadline)
+        start = time.perf_counter()
+        files = self._builder(candidate, deadline - time.monotonic()) if candidate.parts else ()
+        built_ms = (time.perf_counter() - start) * 1e3
+        reports = []
+        for cut in sorted({cut for cut, _ in places}):
+            native = [dict(item.native) for item in files]
+            derived, fds = self._shared(files, cut)
+            body = {
+                "side": side.value,
+                "candidate": candidate,
+                "cut": cut,
+                "native": native,
+                "derived": derived,
+            }
+            reports.append(child.call_record("install", body, ReloadReport, deadline=deadline, fds=fds))
+        contexts = time.perf_counter()
+        self._stable.load_contexts(child, side.value, places, deadline)
+        extra = {"build": built_ms, "contexts": (time.perf_counter() - contexts) * 1e3}
+        return _merged(reports, candidate, side, extra)
+
+    def uninstall(self, child: Child, side: Side, deadline: float) -> None:
+        """The side as loaded. Raises CandidateFailed."""
+        child.call_plain("uninstall", {"side": side.value}, deadline=deadline)
+
+    def _as_loaded(self, child: Child, side: Side, places: Sequence[Place], deadline: float) -> ReloadReport:
+        start = time.perf_counter()
+        self.uninstall(child, side, deadline)
+        self._stable.load_contexts(child, side.value, places, deadline)
+        phases = {"swap": (time.perf_counter() - start) * 1e3}
+        return ReloadReport(
+            candidate_id=AS_LOADED.id, side=side, declared=Reload.HOT, actual=Reload.HOT, phases_ms=phases
+        )
+
+    def _shared(self, files: Sequence[PartFiles], cut: int) -> tuple[list[dict[str, Any]], list[int]]:
+        """Derived weights of each part through the keeper: entries of the request, and the descriptors beside it."""
+        entries: list[dict[str, Any]] = []
+        fds: list[int] = []
+        for item in files:
+            slots = dict(item.derived[cut]) if item.derived else {}
+            entry: dict[str, Any] = {"slots": sorted(slots), "fd": -1, "index": None}
+            if slots:
+                memory: SealedMemory = self._stable.keeper.derived(slots)
+                entry |= {"fd": len(fds), "index": memory.index}
+                fds.append(memory.fd)
+            entries.append(entry)
+        return entries, fds
+
+
+def _merged(
+    reports: Sequence[ReloadReport], candidate: Candidate, side: Side, extra: Mapping[str, float]
+) -> ReloadReport:
+    """One report of the installs on all cuts: times add up."""
+    phases = dict(extra)
+    for report in reports:
+        for name, value in report.phases_ms.items():
+            phases[name] = phases.get(name, 0.0) + value
+    return ReloadReport(
+        candidate_id=candidate.id,
+        side=side,
+        declared=max((report.declared for report in reports), key=lambda kind: kind.rank),
+        actual=max((report.actual for report in reports), key=lambda kind: kind.rank),
+        phases_ms=phases,
+        slots=tuple(sorted({slot for report in reports for slot in report.slots})),
+        derived_bytes=sum(report.derived_bytes for report in reports),
+    )

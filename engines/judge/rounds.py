@@ -1,0 +1,151 @@
+"""Rounds: one ABBA or BAAB block on every shape row of every cut, until the sequential test has seen enough.
+
+    round ─► for each cut, row: coin ─► four windows ─► MeasuredBlock, OutputChecks ─► log ratio of weighted sums ─► test
+
+The order of each block is a coin's; the order of sides within it cancels a linear drift. Times are steps' means over a window.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engines.judge.checks import check_outputs
+from engines.judge.inputs import Drawer, InputSet
+from engines.judge.pairing import Pair
+from engines.judge.windows import Window
+from engines.program import KvPlan
+from hotpass.records.measurement import MeasuredBlock, OutputCheck, Side, Stopping
+from hotpass.stats import SequentialTest, weighted_round
+
+ORDERS = {
+    "ABBA": (Side.INCUMBENT, Side.CANDIDATE, Side.CANDIDATE, Side.INCUMBENT),
+    "BAAB": (Side.CANDIDATE, Side.INCUMBENT, Side.INCUMBENT, Side.CANDIDATE),
+}
+
+Place = tuple[int, int]
+"""(cut, row of the plan)"""
+
+
+@dataclass(kw_only=True, slots=True)
+class Evidence:
+    """What rounds add up to; kept by the caller, so that a failure in the middle loses nothing."""
+
+    blocks: list[MeasuredBlock] = field(default_factory=list)
+    checks: list[OutputCheck] = field(default_factory=list)
+    activation: Counter[str] = field(default_factory=Counter)
+    incumbent_seconds: dict[Place, list[float]] = field(default_factory=dict)
+    """Time of a step of the incumbent in each of its windows."""
+    incumbent_changed: list[str] = field(default_factory=list)
+    """Rows on which the deployment as loaded, as the incumbent, no longer answered as at birth."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What to measure."""
+
+    kv: KvPlan
+    depths: Mapping[int, int]
+    """Cut → layers of it."""
+    places: Sequence[Place]
+    drawers: Mapping[Place, Drawer]
+    noise_abs: float
+    incumbent_is_loaded: bool
+    """True when the incumbent is the deployment as loaded, whose answers to pool sets are known bit for bit."""
+
+
+class Rounds:
+    """Measures rounds of a pair into an Evidence."""
+
+    def __init__(self, pair: Pair, plan: Plan, evidence: Evidence, rng: random.Random) -> None:
+        self._pair, self._plan, self._evidence, self._rng = pair, plan, evidence, rng
+
+    def until_decided(self, stopping: Stopping, deadline: float) -> SequentialTest:
+        """Rounds until the test stops, or until another round would pass the deadline. Raises CandidateFailed."""
+        test = SequentialTest(stopping)
+        longest = 0.0
+        while test.decision() is None:
+            start = time.monotonic()
+            if test.values and start + 1.2 * longest > deadline:
+                break
+            test.add(self.round(len(test.values), deadline))
+            longest = max(longest, time.monotonic() - start)
+        self.finish_checks(deadline)
+        return test
+
+    def round(self, index: int, deadline: float) -> float:
+        """One block on every place; the log ratio of the deployment-weighted sums."""
+        blocks = [self.block(place, index, deadline) for place in self._plan.places]
+        self._evidence.blocks += blocks
+        return weighted_round(blocks)
+
+    def block(self, place: Place, index: int, deadline: float) -> MeasuredBlock:
+        """Four windows on one row of one cut."""
+        cut, row = place
+        order = self._rng.choice(sorted(ORDERS))
+        taken: dict[Side, list[Window]] = {Side.INCUMBENT: [], Side.CANDIDATE: []}
+        for side in ORDERS[order]:
+            taken[side].append(self._window(side, place, deadline))
+        steps = self._plan.kv.steps_per_window[row]
+        a, b = taken[Side.INCUMBENT], taken[Side.CANDIDATE]
+        ratios = [window.clock_ratio for window in [*a, *b]]
+        per_step = [window.seconds / steps for window in a]
+        self._evidence.incumbent_seconds.setdefault(place, []).extend(per_step)
+        return MeasuredBlock(
+            row=self._plan.kv.rows[row],
+            round_index=index,
+            order=order,
+            incumbent_ms=(a[0].seconds / steps * 1e3, a[1].seconds / steps * 1e3),
+            candidate_ms=(b[0].seconds / steps * 1e3, b[1].seconds / steps * 1e3),
+            steps_per_window=steps,
+            child_clock_ratio=min(ratios),
+            layers=self._plan.depths[cut],
+        )
+
+    def check_once(self, deadline: float) -> None:
+        """Two windows of the candidate on each place, compared and not kept as times: for tiers that time something else."""
+        for place in self._plan.places:
+            for _ in range(2):
+                self._window(Side.CANDIDATE, place, deadline)
+        self.finish_checks(deadline)
+
+    def finish_checks(self, deadline: float) -> None:
+        """Let the incumbent answer the sets that only the candidate has, so that every window is compared."""
+        for place in self._plan.places:
+            while self._plan.drawers[place].answered:
+                self._window(Side.INCUMBENT, place, deadline)
+
+    def _window(self, side: Side, place: Place, deadline: float) -> Window:
+        cut, row = place
+        drawer = self._plan.drawers[place]
+        inputs = drawer.for_candidate() if side is Side.CANDIDATE else drawer.for_incumbent()
+        window = self._pair.window(side, cut, row, inputs.tokens, deadline)
+        if side is Side.CANDIDATE:
+            self._evidence.activation.update(window.activation)
+            self._check_candidate(row, inputs, window.logits)
+            inputs.candidate = window.logits
+            drawer.answered.append(inputs)
+        else:
+            self._check_incumbent(row, inputs, window.logits)
+        return window
+
+    def _check_candidate(self, row: int, inputs: InputSet, logits: np.ndarray) -> None:
+        shape, noise = self._plan.kv.rows[row], self._plan.noise_abs
+        if inputs.reference is not None:
+            self._evidence.checks.append(check_outputs(shape, "reference", logits, inputs.reference, noise))
+        if inputs.loaded is not None and not self._plan.incumbent_is_loaded:
+            self._evidence.checks.append(check_outputs(shape, "loaded", logits, inputs.loaded, noise))
+
+    def _check_incumbent(self, row: int, inputs: InputSet, logits: np.ndarray) -> None:
+        shape = self._plan.kv.rows[row]
+        if inputs.candidate is not None:
+            check = check_outputs(shape, "incumbent", inputs.candidate, logits, self._plan.noise_abs)
+            self._evidence.checks.append(check)
+        known = self._plan.incumbent_is_loaded and inputs.loaded is not None
+        if known and not np.array_equal(logits.view(np.int32), inputs.loaded.view(np.int32)):  # type: ignore[union-attr]
+            self._evidence.incumbent_changed.append(shape.key)

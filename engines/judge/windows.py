@@ -1,0 +1,75 @@
+"""One timed window: poison the buffer, send the request, sleep until the reply, take the logits out of the child's reach.
+
+    judge: poison ─ clock ─ send ────────── sleep ───────── reply ─ clock ─ copy of the logits ─ facts of the reply checked
+    child:                  steps of the row, logits into the buffer
+
+The clock of record is the judge's. The child's own time only has to agree with it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from engines.client import Child, token_bytes
+from engines.program import CandidateFailed, KvPlan, WindowReply
+from engines.wire import encode
+from hotpass.records.measurement import Failure, FailureKind
+
+MAX_REPEATS = 3
+"""Windows in which something was compiled are repeated so often, then they are the candidate's failure (FAILURES E2, E3)."""
+
+CLAIMED_TIME_SLACK = 1.02
+"""A child's own time over the judge's beyond which it lies: the judge's window contains the child's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Window:
+    """What one window gave."""
+
+    seconds: float
+    """By the judge's clock, request to reply."""
+    child_seconds: float
+    logits: np.ndarray
+    """float32 [steps, num_seqs, vocab], the judge's own copy."""
+    activation: Mapping[str, int]
+
+    @property
+    def clock_ratio(self) -> float:
+        return self.child_seconds / self.seconds
+
+
+def run_window(
+    child: Child, side: str, cut: int, row: int, tokens: np.ndarray, *, plan: KvPlan, vocab: int, deadline: float
+) -> Window:
+    """Run a window, again while something was compiled in it. Raises CandidateFailed."""
+    for _ in range(MAX_REPEATS):
+        window, compile_events = _run_once(child, side, cut, row, tokens, plan, vocab, deadline)
+        if compile_events == 0:
+            return window
+    message = f"compiled inside {MAX_REPEATS} windows of {plan.rows[row].key} in a row"
+    raise CandidateFailed(Failure(kind=FailureKind.PROTOCOL, message=message))
+
+
+def _run_once(
+    child: Child, side: str, cut: int, row: int, tokens: np.ndarray, plan: KvPlan, vocab: int, deadline: float
+) -> tuple[Window, int]:
+    shape = (len(tokens), plan.rows[row].num_seqs, vocab)
+    nonce = secrets.token_hex(8)
+    body = {"side": side, "cut": cut, "row": row, "nonce": nonce, "shape": shape}
+    frame = encode("window", body, token_bytes(tokens))
+    child.out.poison(shape[0] * shape[1] * shape[2])
+    plain, seconds = child.timed_call(frame, deadline=deadline)
+    logits = child.out.taken(shape)
+    reply = child.decoded(WindowReply, plain)
+    if reply.failure is not None:
+        raise CandidateFailed(reply.failure)
+    if reply.nonce != nonce or reply.steps != len(tokens):
+        raise child.broken(f"the reply is to another window: {reply.steps} steps of {len(tokens)}")
+    if not 0 < reply.seconds <= seconds * CLAIMED_TIME_SLACK + 1e-4:
+        raise child.broken(f"the child claims {reply.seconds:.6f} s in a window of {seconds:.6f} s")
+    window = Window(seconds=seconds, child_seconds=reply.seconds, logits=logits, activation=dict(reply.activation))
+    return window, reply.compile_events

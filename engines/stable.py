@@ -1,0 +1,397 @@
+"""The processes of a loaded engine, and what their birth established: contexts, references, calibration, A/A.
+
+    keeper ─ weights fd ─┐
+    zygote ─ fork ───────┴─► calibrating child ─► steps a window
+                             reference child ──► contexts and references of the pool
+                             pair child ───────► contexts loaded, A/A, fingerprint: ready for candidates
+                             fresh children ───► one a side, for cold pairs
+
+Children are cheap and mortal; keeper and contexts are not. What a birth cannot do is the machine's fault (MachineError), since no
+candidate is near it. What is measured with these processes is `judge.attempt`'s business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from engines.client import Child, token_bytes
+from engines.judge.inputs import InputSet, SourceMaker, drawer, seed_of, window_tokens
+from engines.judge.pairing import SideBySide
+from engines.judge.rounds import Evidence, Place, Plan, Rounds
+from engines.judge.windows import run_window
+from engines.keeper import Keeper, KeptWeights
+from engines.limits import ChildLimits
+from engines.memory import MemoryIndex, SealedMemory, check_sealed
+from engines.program import CandidateFailed, Fingerprint, KvPlan
+from engines.threading_env import process_environment
+from engines.wire import close_all
+from engines.zygote import Zygote
+from hotpass.decode import from_plain
+from hotpass.errors import MachineError
+from hotpass.records.candidate import AS_LOADED
+from hotpass.records.deployment import ModelRef
+from hotpass.records.measurement import Side
+from hotpass.records.shapes import Phase, ShapeRow
+
+BIRTH_SECONDS = 600.0
+"""Deadline of anything that a birth does: generous, since a birth that fails is fatal."""
+
+MAX_STEPS = 64
+"""Steps of a window at most."""
+
+MAX_WINDOW_BYTES = 1 << 26
+"""Logits of a window at most."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """What an engine's processes are made of; everything resolved."""
+
+    program: str
+    """`package.module:Class` of the Program."""
+    preload: tuple[str, ...]
+    """Modules that the zygote must import."""
+    preload_optional: tuple[str, ...]
+    """Modules that it imports where they exist."""
+    search_path: tuple[str, ...]
+    model: ModelRef
+    device: str
+    threads: int
+    cuts: tuple[tuple[int, ...], ...]
+    rows: tuple[ShapeRow, ...]
+    serving_slots: int
+    serving_context: int
+    limits: ChildLimits
+    sources: SourceMaker
+    pool_sets: int
+    window_seconds: float
+    """A window of as loaded is at least so long."""
+    aa_seconds: float
+    """Time for A/A at the birth of a pair child."""
+
+
+@dataclass(kw_only=True, slots=True)
+class PairChild:
+    """A child that holds both sides, and what it was at birth."""
+
+    child: Child
+    fingerprint: Fingerprint
+    mappings: tuple[tuple[str, ...], ...]
+    """Where it maps the weights, seen from outside."""
+    noise_floor: float
+    beside_itself: dict[tuple[str, Place], deque[float]] = field(default_factory=dict)
+    """(incumbent id, place) → recent seconds a step without a candidate beside it."""
+
+
+@contextlib.contextmanager
+def machine_fault(what: str) -> Iterator[None]:
+    """A failure where no candidate is near is the machine's."""
+    try:
+        yield
+    except CandidateFailed as error:
+        detail = error.failure.detail[-1500:]
+        raise MachineError(f"{what}: {error.failure.kind}: {error.failure.message}\n{detail}".strip()) from None
+
+
+class Stable:
+    """Keeper, zygote, children. Everything in it ends with `close`."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.phases_ms: dict[str, float] = {}
+        self.pool: dict[Place, list[InputSet]] = {}
+        self.noise_abs = 0.0
+        self.facts: dict[str, str] = {}
+        self._contexts: dict[Place, SealedMemory] = {}
+        self._pair: PairChild | None = None
+        self._reference: Child | None = None
+        self._births = 0
+        self._environment = process_environment(recipe.threads, recipe.search_path)
+        self.keeper = Keeper(self._environment)
+        try:
+            self.zygote = Zygote(self._environment)
+        except BaseException:
+            self.keeper.close()
+            raise
+        self.weights: KeptWeights
+        self.kv: KvPlan
+
+    def load(self) -> None:
+        """Weights, calibration, contexts, references, first pair child. Raises MachineError."""
+        self.keeper.begin_load(self.recipe.model)  # while the zygote imports
+        with self._phase("import"):
+            self._prepare_zygote()
+        with self._phase("keep"):
+            self.weights = self.keeper.finish_load()
+        self.phases_ms.update(self.weights.phases_ms)
+        with self._phase("calibrate"), machine_fault("calibration"):
+            self.kv = self._calibrated()
+        with self._phase("references"), machine_fault("the reference child"):
+            self._compute_references()
+        with self._phase("pair"):
+            self.pair()
+
+    def pair(self) -> PairChild:
+        """The pair child; born now if there is none. Raises MachineError."""
+        if self._pair is None:
+            with machine_fault("the pair child's birth"):
+                self._pair = self._born_pair()
+        return self._pair
+
+    def discard_pair(self) -> None:
+        """The pair child is not to be used again."""
+        if self._pair is not None:
+            self._pair.child.close()
+            self._pair = None
+
+    def revive_zygote(self) -> None:
+        """After the zygote's death: a new one; the weights are still the keeper's. Raises EngineDied when the keeper is gone, too."""
+        self.discard_pair()
+        self.discard_reference()
+        self.zygote.close()
+        self.zygote = Zygote(self._environment)
+        self._prepare_zygote()
+
+    def fresh_child(self, kv: KvPlan | None = None, threads: int | None = None) -> Child:
+        """A new child with the program loaded and contexts at hand. The caller closes it. Raises CandidateFailed, EngineDied."""
+        plan = kv if kv is not None else self.kv
+        child = Child(self.zygote, self.recipe.program, self.recipe.limits, _buffer_floats(plan, self.recipe.model))
+        try:
+            self.facts.update(child.facts)
+            start = time.perf_counter()
+            body = {
+                "model": self.recipe.model,
+                "index": self.weights.memory.index,
+                "formats": self.weights.formats,
+                "cuts": self.recipe.cuts,
+                "device": self.recipe.device,
+                "threads": threads or self.recipe.threads,
+                "plan": plan,
+            }
+            phases = child.call_record(
+                "load", body, dict[str, float], deadline=_soon(), fds=(self.weights.memory.fd, child.out.fd)
+            )
+            child.phases_ms.update(phases)
+            child.phases_ms["load"] = (time.perf_counter() - start) * 1e3
+            for (cut, row), memory in self._contexts.items():
+                body = {"cut": cut, "row": row, "index": memory.index}
+                child.call_plain("keep_contexts", body, deadline=_soon(), fds=(memory.fd,))
+        except BaseException:
+            child.close()
+            raise
+        return child
+
+    def load_contexts(self, child: Child, side: str, places: Sequence[Place], deadline: float) -> None:
+        """Copy the reference's KV into a side's slots of those rows."""
+        for cut in sorted({cut for cut, _ in places}):
+            rows = [row for at, row in places if at == cut]
+            child.call_plain("load_contexts", {"side": side, "cut": cut, "rows": rows}, deadline=deadline)
+
+    def reference(self) -> Child:
+        """The reference child, with contexts loaded; born again if it died. Raises CandidateFailed."""
+        if self._reference is None or not self._reference.alive:
+            self.discard_reference()
+            self._reference = self.fresh_child()
+            self.load_contexts(self._reference, "reference", list(self._contexts), _soon())
+        return self._reference
+
+    def discard_reference(self) -> None:
+        if self._reference is not None:
+            self._reference.close()
+            self._reference = None
+
+    def fresh_tokens(self, seed: int, held_out: bool) -> FreshTokens:
+        """Fresh windows' tokens for one attempt."""
+        return FreshTokens(self.recipe.sources, self.kv, seed, held_out)
+
+    def places(self, cuts: Sequence[int]) -> list[Place]:
+        """Every row of those cuts."""
+        return [(cut, row) for cut in cuts for row in range(len(self.recipe.rows))]
+
+    def close(self) -> None:
+        """End every process, close every descriptor."""
+        self.discard_pair()
+        self.discard_reference()
+        for memory in self._contexts.values():
+            memory.close()
+        self._contexts.clear()
+        self.zygote.close()
+        self.keeper.close()
+
+    def _prepare_zygote(self) -> None:
+        module = self.recipe.program.partition(":")[0]
+        base = ("numpy", "torch", "engines.child", "engines.memory", "engines.prepare.store", module)
+        self.zygote.prepare((*base, *self.recipe.preload), self.recipe.preload_optional)
+
+    def _plan(self, steps: Sequence[int]) -> KvPlan:
+        return KvPlan(
+            rows=self.recipe.rows,
+            steps_per_window=tuple(steps),
+            serving_slots=self.recipe.serving_slots,
+            serving_context=self.recipe.serving_context,
+        )
+
+    def _calibrated(self) -> KvPlan:
+        """Steps of each row's window so that as loaded takes at least `window_seconds` on the smallest cut."""
+        vocab = self.recipe.model.vocab_size
+        single = self._plan([1] * len(self.recipe.rows))
+        source = self.recipe.sources(seed_of("calibration"), False)
+        cut = min(range(len(self.recipe.cuts)), key=lambda index: len(self.recipe.cuts[index]))
+        steps = []
+        with self.fresh_child(single) as child:
+            for row, item in enumerate(self.recipe.rows):
+                tokens = window_tokens(source, single, row)
+                seconds = min(
+                    run_window(child, "incumbent", cut, row, tokens, plan=single, vocab=vocab, deadline=_soon()).seconds
+                    for _ in range(2)
+                )
+                most = max(1, min(MAX_STEPS, MAX_WINDOW_BYTES // (item.num_seqs * vocab * 4)))
+                steps.append(max(1, min(most, -int(-self.recipe.window_seconds // seconds))))
+        return self._plan(steps)
+
+    def _compute_references(self) -> None:
+        """Contexts of every row of every cut, then the reference's logits for the pool."""
+        source = self.recipe.sources(seed_of("pool"), False)
+        places = self.places(range(len(self.recipe.cuts)))
+        tokens_of_row = [
+            [list(source.draw(length)) if length else [] for length in self.kv.row_contexts(row)]
+            for row in range(len(self.recipe.rows))
+        ]
+        child = self._reference = self.fresh_child()
+        for place in places:
+            self._contexts[place] = self._computed_contexts(child, place, tokens_of_row[place[1]])
+            memory, (cut, row) = self._contexts[place], place
+            body = {"cut": cut, "row": row, "index": memory.index}
+            child.call_plain("keep_contexts", body, deadline=_soon(), fds=(memory.fd,))
+        self.load_contexts(child, "reference", places, _soon())
+        for place in places:
+            self.pool[place] = [self._referenced(child, place, source) for _ in range(self._num_sets(place[1]))]
+
+    def _num_sets(self, row: int) -> int:
+        """Fewer sets of rows whose steps are long: each costs a step in fp32."""
+        decode = self.recipe.rows[row].phase is Phase.DECODE
+        return self.recipe.pool_sets if decode else max(1, self.recipe.pool_sets // 2)
+
+    def _computed_contexts(self, child: Child, place: Place, tokens: list[list[int]]) -> SealedMemory:
+        body = {"cut": place[0], "row": place[1], "lengths": [len(item) for item in tokens]}
+        blob = token_bytes([token for item in tokens for token in item])
+        message = child.call("compute_contexts", body, deadline=_soon(), blob=blob)
+        memory = SealedMemory(fd=message.fds[0], index=from_plain(MemoryIndex, message.body["index"]))
+        close_all(message.fds[1:])
+        check_sealed(memory.fd, memory.index)
+        return memory
+
+    def _referenced(self, child: Child, place: Place, source: object) -> InputSet:
+        tokens = window_tokens(source, self.kv, place[1])  # type: ignore[arg-type]
+        return InputSet(tokens=tokens, reference=self._untimed(child, "reference", place, tokens))
+
+    def _untimed(self, child: Child, side: str, place: Place, tokens: np.ndarray) -> np.ndarray:
+        vocab = self.recipe.model.vocab_size
+        window = run_window(child, side, *place, tokens, plan=self.kv, vocab=vocab, deadline=_soon())
+        return window.logits
+
+    def _born_pair(self) -> PairChild:
+        self._births += 1
+        child = self.fresh_child()
+        try:
+            places = self.places(range(len(self.recipe.cuts)))
+            for side in Side:
+                self.load_contexts(child, side.value, places, _soon())
+            self._note_loaded(child)
+            evidence, noise = self._a_against_a(child, places)
+            pair = PairChild(
+                child=child,
+                fingerprint=child.call_record("fingerprint", None, Fingerprint, deadline=_soon()),
+                mappings=child.mappings([self.weights.memory.inode]),
+                noise_floor=noise,
+            )
+        except BaseException:
+            child.close()
+            raise
+        for place, seconds in evidence.incumbent_seconds.items():
+            pair.beside_itself[(AS_LOADED.id, place)] = deque(seconds, maxlen=8)
+        return pair
+
+    def _note_loaded(self, child: Child) -> None:
+        """At the engine's birth: what as loaded answers to the pool, for comparisons bit for bit."""
+        for place, sets in self.pool.items():
+            for item in sets:
+                if item.loaded is None:
+                    item.loaded = self._untimed(child, "incumbent", place, item.tokens)
+
+    def _a_against_a(self, child: Child, places: Sequence[Place]) -> tuple[Evidence, float]:
+        """Both sides as loaded: at least one block on every place, more while time is left. The spread is the noise floor."""
+        evidence = Evidence()
+        fresh = self.fresh_tokens(seed_of("aa", self._births), False)
+        rng = random.Random(seed_of("aa order", self._births))
+        plan = Plan(
+            kv=self.kv,
+            depths={cut: len(layers) for cut, layers in enumerate(self.recipe.cuts)},
+            places=places,
+            drawers={place: drawer([], fresh.maker(place[1]), rng) for place in places},
+            noise_abs=0.0,
+            incumbent_is_loaded=True,
+        )
+        rounds = Rounds(SideBySide(child, self.kv, self.recipe.model.vocab_size), plan, evidence, rng)
+        end = time.monotonic() + self.recipe.aa_seconds
+        index = 0
+        while index < 2 or (index < 6 and time.monotonic() < end):
+            if index == 1 and time.monotonic() > end:
+                break
+            rounds.round(index, _soon())
+            index += 1
+        ratios = [block.log_ratio for block in evidence.blocks]
+        return evidence, statistics.stdev(ratios) if len(ratios) > 1 else 0.0
+
+    @contextlib.contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.phases_ms[name] = (time.perf_counter() - start) * 1e3
+
+
+class FreshTokens:
+    """Tokens of windows that no side has seen; one source for all rows of an attempt."""
+
+    def __init__(self, sources: SourceMaker, kv: KvPlan, seed: int, held_out: bool) -> None:
+        self._source = sources(seed, held_out)
+        self._kv = kv
+
+    def maker(self, row: int) -> _RowTokens:
+        return _RowTokens(self, row)
+
+    def draw(self, row: int) -> np.ndarray:
+        return window_tokens(self._source, self._kv, row)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowTokens:
+    fresh: FreshTokens
+    row: int
+
+    def __call__(self) -> np.ndarray:
+        return self.fresh.draw(self.row)
+
+
+def with_limits(recipe: Recipe, limits: ChildLimits) -> Recipe:
+    """The same recipe with other limits."""
+    return replace(recipe, limits=limits)
+
+
+def _buffer_floats(plan: KvPlan, model: ModelRef) -> int:
+    return (
+        max(steps * row.num_seqs for steps, row in zip(plan.steps_per_window, plan.rows, strict=True))
+        * model.vocab_size
+    )
+
+
+def _soon() -> float:
+    return time.monotonic() + BIRTH_SECONDS
