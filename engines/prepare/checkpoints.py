@@ -105,18 +105,27 @@ def read_gguf(name: str, path: Path) -> Checkpoint:
     return Checkpoint(config=_completed(config, model), tensors=values, packed=_faithful(packed, values))
 
 
-def write_tokenizer(source: Path, config: Any, folder: Path) -> None:
-    """Put the model's tokenizer into the folder as `tokenizer.json` and its settings, when the model has one."""
+def write_tokenizer(name: str, source: Path, config: Any, folder: Path) -> None:
+    """Put the model's tokenizer into the folder as `tokenizer.json` and its settings, when the model has one.
+
+    Raises InputError for one that transformers cannot convert.
+    """
     from transformers import AutoTokenizer
 
-    if source.suffix == ".gguf":  # given the configuration, the file's slow header is parsed once less
-        AutoTokenizer.from_pretrained(source.parent, config=config, gguf_file=source.name).save_pretrained(folder)
-        return
-    for name in _TOKENIZER_FILES:
-        if (source / name).exists():
-            shutil.copyfile(source / name, folder / name)
-    if not (folder / "tokenizer.json").exists() and (source / "tokenizer_config.json").exists():
-        AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+    if source.is_dir():
+        for file in _TOKENIZER_FILES:
+            if (source / file).exists():
+                shutil.copyfile(source / file, folder / file)
+        if (folder / "tokenizer.json").exists() or not (source / "tokenizer_config.json").exists():
+            return
+    try:
+        if source.is_dir():
+            tokenizer = AutoTokenizer.from_pretrained(source)
+        else:  # given the configuration, the file's slow header is parsed once less
+            tokenizer = AutoTokenizer.from_pretrained(source.parent, config=config, gguf_file=source.name)
+    except Exception as error:
+        raise _unreadable(name, "has a tokenizer that transformers cannot convert", error) from None
+    tokenizer.save_pretrained(folder)
 
 
 def _gguf_names(model: torch.nn.Module, processor: Any) -> dict[str, str]:

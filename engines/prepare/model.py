@@ -128,7 +128,7 @@ def _write(folder: Path, source: Source) -> None:
     if dtype not in _DTYPES:
         raise InputError("model", source.name, f"declares dtype {dtype}", f"use one of {', '.join(_DTYPES)}")
     checkpoint.config.save_pretrained(folder)
-    write_tokenizer(source.path, checkpoint.config, folder)
+    write_tokenizer(source.name, source.path, checkpoint.config, folder)
     _save(checkpoint.tensors, folder / WEIGHTS_FILE)
     if checkpoint.packed:
         _save({name: rows for name, (_, rows) in checkpoint.packed.items()}, folder / PACKED_FILE)

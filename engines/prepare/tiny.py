@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from hotpass.errors import InputError
 
 BYTES = 256
 """The tokenizer's ids: one for each byte."""
+
+_MERGES = {"Ġt": "Ġ t", "he": "h e"}
+"""Of the GGUF's tokenizer: token → what it is merged from."""
 
 
 def make_tiny_model(
@@ -150,3 +154,57 @@ def _write_tokenizer(folder: Path, vocab: int, max_context: int) -> None:
         "clean_up_tokenization_spaces": False,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2, sort_keys=True))
+
+
+def make_tiny_gguf(path: Path | str, *, blocks: str = "Q4_1", head: str = "Q8_0", **sizes: Any) -> Path:
+    """The tiny model as llama.cpp stores a Llama: quantised matrices, query and key rows permuted, a head tied to `head` blocks.
+
+    `sizes` are those of `make_tiny_model` (float32, tied); `vocab` is two more by default, for the merges that a
+    GGUF tokenizer cannot be without. What a reader makes of the file's values is what the blocks mean, not what went in.
+    """
+    import gguf
+
+    sizes = {"vocab": BYTES + len(_MERGES), **sizes}
+    with tempfile.TemporaryDirectory() as folder:
+        plain = make_tiny_model(folder, **sizes)
+        config = json.loads((plain / "config.json").read_text())
+        alphabet = list(json.loads((plain / "tokenizer.json").read_text())["model"]["vocab"])
+        tensors = load_file(plain / "model.safetensors")
+    path = Path(path)
+    writer = gguf.GGUFWriter(path, "llama")
+    _write_gguf_header(writer, config, alphabet[:BYTES] + list(_MERGES) + alphabet[BYTES + len(_MERGES) :])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    for name, tensor in tensors.items():
+        values = tensor.numpy()
+        for which, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+            if which in name:
+                values = values.reshape(config[heads], 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+        gguf_name = names.get_name(name.removesuffix(".weight")) + ".weight"
+        if tensor.ndim == 1:
+            writer.add_tensor(gguf_name, values)
+        else:
+            kind = gguf.GGMLQuantizationType[head if "embed_tokens" in name else blocks]
+            writer.add_tensor(gguf_name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _write_gguf_header(writer: Any, config: dict[str, Any], tokens: list[str]) -> None:
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_merges(list(_MERGES.values()))
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
