@@ -155,7 +155,11 @@ class Campaign:
 
         rows = "".join(
             f"<tr><th style='text-align:left'>{escape(key)}</th><td style='text-align:left'>{escape(value)}</td></tr>"
-            for key, value in [("campaign", str(self.folder)), ("status", self.status), *summary_rows(self.state, self.plan)]
+            for key, value in [
+                ("campaign", str(self.folder)),
+                ("status", self.status),
+                *summary_rows(self.state, self.plan),
+            ]
         )
         return f"<table>{rows}</table>"
 

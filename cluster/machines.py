@@ -36,10 +36,31 @@ MachinesOpener = Callable[[Plan, View], AbstractContextManager[Machines]]
 @contextlib.contextmanager
 def open_machines(plan: Plan, view: View) -> Iterator[Machines]:
     """Started on entry, closed on exit. Raises MachineError or InputError with the demand and the capacity by name."""
-    spec = engine_spec(plan)
-    builder = LocalBuilder(BuilderServer(spec, plan.deployment.model, BUILD_DEADLINE_SECONDS))
-    with contextlib.closing(LocalEngine(EngineServer(spec))) as engine:
-        yield Machines(engines=[engine], builder=builder, build_ahead=False, compiler=builder.server.has_compiler())
+    if plan.spec.ray:
+        with _on_ray(plan, view) as machines:
+            yield machines
+        return
+    spec, model = engine_spec(plan), plan.deployment.model
+    builder = LocalBuilder(BuilderServer(spec, model, BUILD_DEADLINE_SECONDS))
+    engine = LocalEngine(EngineServer(spec))
+    yield Machines(engines=[engine], builder=builder, build_ahead=False, compiler=builder.server.has_compiler())
+
+
+@contextlib.contextmanager
+def _on_ray(plan: Plan, view: View) -> Iterator[Machines]:
+    """One engine and one builder as actors: one engine a memory-bandwidth domain is all that can measure at once."""
+    from actors.local import connected
+    from actors.remote import RemoteBuilder, RemoteEngine
+
+    view.activity("ray", f"connecting to {plan.spec.address}" if plan.spec.address else "starting a local Ray")
+    with connected(plan.spec.address, namespace=f"hotpass-{plan.campaign}"), contextlib.ExitStack() as stack:
+        view.activity("ray", "")
+        builder = RemoteBuilder(engine_spec(plan), plan.deployment.model, BUILD_DEADLINE_SECONDS)
+        stack.callback(builder.close)
+        engine = RemoteEngine(engine_spec(plan), num_cpus=1.0)
+        yield Machines(
+            engines=[engine], builder=builder, build_ahead=may_build_ahead(plan), compiler=builder.has_compiler
+        )
 
 
 def engine_spec(plan: Plan, index: int = 0) -> EngineSpec:

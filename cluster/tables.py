@@ -59,7 +59,11 @@ def plot_progress(state: CampaignState, plan: Plan) -> matplotlib.figure.Figure:
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.add_subplot()
     timed = [row for row in state.search_attempts() if row.speedup_vs_loaded and row.attempt.purpose is Purpose.SEARCH]
-    for verdict, colour in ((Verdict.SLOWER, "#b8b8b8"), (Verdict.INCONCLUSIVE, "#7aa6c2"), (Verdict.FASTER, "#2e7d32")):
+    for verdict, colour in (
+        (Verdict.SLOWER, "#b8b8b8"),
+        (Verdict.INCONCLUSIVE, "#7aa6c2"),
+        (Verdict.FASTER, "#2e7d32"),
+    ):
         found = [row for row in timed if row.attempt.verdict is verdict]
         axes.scatter(
             [row.elapsed_seconds for row in found],
@@ -80,7 +84,11 @@ def plot_progress(state: CampaignState, plan: Plan) -> matplotlib.figure.Figure:
     kind = "simulated" if plan.spec.engine == "fake" else "measured"
     axes.set_xlabel("campaign time, s")
     axes.set_ylabel(f"× as loaded ({kind})")
-    axes.set_title(f"{plan.deployment.model.name} · {plan.deployment.traffic.name} · {plan.deployment.hardware.name}", loc="left", fontsize=10)
+    axes.set_title(
+        f"{plan.deployment.model.name} · {plan.deployment.traffic.name} · {plan.deployment.hardware.name}",
+        loc="left",
+        fontsize=10,
+    )
     axes.axhline(1.0, color="#888", linewidth=0.8, linestyle=":")
     axes.legend(frameon=False, fontsize=8)
     return figure

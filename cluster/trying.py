@@ -49,9 +49,7 @@ class Tried:
         return EXIT_CODES.get(self.verdict, 1)
 
 
-def make_wanted(
-    path: str | None, settings: Sequence[str], params: Sequence[str], dtype: str
-) -> Candidate:
+def make_wanted(path: str | None, settings: Sequence[str], params: Sequence[str], dtype: str) -> Candidate:
     """The candidate that a person means: a part or candidate folder, with settings on top. Raises InputError."""
     bound = dict(check_pair(text) for text in settings)
     if path is None:
@@ -159,7 +157,12 @@ def refuse_inapplicable(plan: Plan, candidate: Candidate) -> None:
     for use in candidate.parts:
         reason = applicable(use.source, plan.deployment, compiler=True)
         if reason is not None:
-            raise InputError(f"part {use.source.name}", plan.deployment.model.name, f"does not fit: it {reason}", "choose another part or deployment")
+            raise InputError(
+                f"part {use.source.name}",
+                plan.deployment.model.name,
+                f"does not fit: it {reason}",
+                "choose another part or deployment",
+            )
 
 
 def refuse_unclaimed(session: Session, candidate: Candidate) -> None:
@@ -168,4 +171,6 @@ def refuse_unclaimed(session: Session, candidate: Candidate) -> None:
     for use in candidate.parts:
         for claim in declaration(use.source).claims:
             if not session.slot_table.matching(claim):
-                raise InputError(f"part {use.source.name}: claim", claim, "names no slot of this engine", "see hotpass slots")
+                raise InputError(
+                    f"part {use.source.name}: claim", claim, "names no slot of this engine", "see hotpass slots"
+                )

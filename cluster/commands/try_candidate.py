@@ -40,11 +40,18 @@ def deployment_plan(arguments: argparse.Namespace) -> Plan:
     if arguments.campaign_folder:
         changed = [name for name in fields if name not in KEPT_ON_RESUME]
         if changed:
-            raise InputError("--" + changed[0].replace("_", "-"), fields[changed[0]], "cannot be given with --in", "the campaign's deployment is used as it is")
+            raise InputError(
+                "--" + changed[0].replace("_", "-"),
+                fields[changed[0]],
+                "cannot be given with --in",
+                "the campaign's deployment is used as it is",
+            )
         plan = read_plan(Path(arguments.campaign_folder))
         return dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, out=arguments.campaign_folder, **fields))
     if arguments.against not in (None, *LOADED_NAMES) and not Path(arguments.against).is_dir():
-        raise InputError("--against", arguments.against, "is a candidate of no campaign", "give the campaign with --in DIR")
+        raise InputError(
+            "--against", arguments.against, "is a candidate of no campaign", "give the campaign with --in DIR"
+        )
     spec = make_spec({**fields, "baselines": False})
     say = None if arguments.quiet else lambda text: print(f"hotpass · {text}", file=sys.stderr, flush=True)
     return resolve(spec, command=sys.argv, progress=say, prefix="try")
@@ -75,7 +82,13 @@ def tried_line(tried: Tried, plan: Plan) -> dict[str, object]:
         "against": tried.against.id,
         "numerics": tried.candidate.numerics,
         "purpose": last.purpose,
-        "speedup": {"value": round(speedup.value, 4), "ci95": [round(speedup.low, 4), round(speedup.high, 4)], "kind": speedup.kind} if speedup else None,
+        "speedup": {
+            "value": round(speedup.value, 4),
+            "ci95": [round(speedup.low, 4), round(speedup.high, 4)],
+            "kind": speedup.kind,
+        }
+        if speedup
+        else None,
         "tokens_per_s": last.tokens_per_second,
         "gates": tried.gates,
         "verdict": tried.verdict,

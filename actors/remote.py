@@ -1,0 +1,198 @@
+"""Engines and builders as Ray actors: the plain servers, wrapped last, with the checks that Ray leaves to its user.
+
+    feasible? ─► actor ─► versions equal? ─► RemoteEngine.submit ─► Future[Measured]   (watched: an actor that hangs is killed and made again)
+
+A demand that no node can meet is an error at once, never a wait; so is another Python, Ray, torch or hotpass on a node.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from actors.builder import BuilderServer
+from actors.engine import EngineServer, Evidence, Measured, node_facts
+from actors.errors import ray_errors, translated
+from actors.spec import EngineSpec
+from hotpass.errors import EngineDied, MachineError
+from hotpass.records.candidate import Candidate
+from hotpass.records.deployment import Deployment, ModelRef
+from hotpass.records.measurement import Assignment, BaselineMeasurement, Failure, OutputCheck, Tier
+from hotpass.records.shapes import ShapeRow
+from hotpass.records.slots import SlotTable
+
+T = TypeVar("T")
+
+START_SECONDS = 60.0
+"""An actor that does not answer by then has no node that takes it, or its environment cannot be made."""
+LOAD_SECONDS = 900.0
+CALL_SECONDS = 600.0
+GRACE_SECONDS = 60.0
+"""Beyond an assignment's deadline and the patience for the lease: then the actor itself hangs."""
+LEASE_SECONDS = 600.0
+COMPARED = ("python", "ray", "torch", "hotpass")
+
+
+def check_feasible(nodes: Sequence[Mapping[str, Any]], demand: Mapping[str, float], what: str) -> None:
+    """`nodes` as `ray.nodes()` gives them. Raises MachineError naming demand and capacity when no living node could ever hold it."""
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    if any(all(node.get(name, 0.0) >= amount for name, amount in demand.items()) for node in alive):
+        return
+    wanted = ", ".join(f"{amount:g} {name}" for name, amount in demand.items())
+    largest = ", ".join(f"{max((node.get(name, 0.0) for node in alive), default=0.0):g} {name}" for name in demand)
+    raise MachineError(f"{what} needs a node with {wanted}; the largest of {len(alive)} nodes has {largest}")
+
+
+def check_versions(here: Mapping[str, Any], there: Mapping[str, Any], what: str) -> None:
+    """Raises MachineError with a table when a node runs other versions than this process."""
+    differing = [name for name in COMPARED if str(here[name]) != str(there[name])]
+    if differing:
+        rows = "\n".join(f"  {name:<8} {here[name]!s:<14} {there[name]!s}" for name in COMPARED)
+        raise MachineError(
+            f"{what} on {there['host']} has another {', '.join(differing)} than this process; make them equal:\n"
+            f"  {'':<8} {'here':<14} {there['host']}\n{rows}"
+        )
+
+
+class RemoteEngine:
+    """An engine server in an actor. Made again, and loaded again, after its process died."""
+
+    def __init__(self, spec: EngineSpec, num_cpus: float) -> None:
+        self.name = spec.name
+        self.spec = spec
+        self.num_cpus = num_cpus
+        self._deployment: tuple[Deployment, Tier] | None = None
+        self._actor: Any = None
+        self._start()
+
+    def load(self, deployment: Deployment, tier: Tier) -> Mapping[str, float]:
+        self._deployment = (deployment, tier)
+        phases: dict[str, float] = self._ask("load", deployment, tier, timeout=LOAD_SECONDS)
+        return phases
+
+    def slots(self) -> SlotTable:
+        table: SlotTable = self._ask("slots")
+        return table
+
+    def facts(self) -> Mapping[str, Any]:
+        facts: dict[str, Any] = self._ask("facts")
+        return facts
+
+    def baselines(self) -> Sequence[str]:
+        names: tuple[str, ...] = self._ask("baselines")
+        return names
+
+    def baseline(self, name: str, rows: Sequence[ShapeRow], seed: int, deadline_seconds: float) -> BaselineMeasurement:
+        found: BaselineMeasurement = self._ask("baseline", name, rows, seed, deadline_seconds)
+        return found
+
+    def noise(self) -> Sequence[OutputCheck]:
+        checks: tuple[OutputCheck, ...] = self._ask("noise")
+        return checks
+
+    def evidence(self, candidate: Candidate, seed: int, noise_abs: float) -> Evidence:
+        found: Evidence = self._ask("evidence", candidate, seed, noise_abs)
+        return found
+
+    def submit(self, assignment: Assignment) -> Future[Measured]:
+        """An actor that died at the last call is made and loaded again first."""
+        if self._actor is None:
+            self._start()
+            if self._deployment is not None:
+                self.load(*self._deployment)
+        reference = self._actor.measure.remote(assignment)
+        patience = assignment.deadline_seconds + LEASE_SECONDS + GRACE_SECONDS
+        return watched(reference.future(), patience, self._kill, self._lost)
+
+    def close(self) -> None:
+        """Ask the engine to end its processes, then end the actor."""
+        if self._actor is not None:
+            try:
+                self._ask("close", timeout=30.0)
+            finally:
+                self._kill()
+
+    def _start(self) -> None:
+        import ray
+
+        demand = {"CPU": self.num_cpus} | ({"GPU": 1.0} if self.spec.device == "cuda" else {})
+        with ray_errors():
+            check_feasible(ray.nodes(), demand, self.name)
+            remote = ray.remote(EngineServer).options(
+                num_cpus=self.num_cpus, num_gpus=int(self.spec.device == "cuda"), max_restarts=0, max_concurrency=1
+            )
+            self._actor = remote.remote(self.spec)
+        check_versions(node_facts(), self._ask("facts", timeout=START_SECONDS), self.name)
+
+    def _ask(self, method: str, *arguments: object, timeout: float = CALL_SECONDS) -> Any:
+        import ray
+
+        if self._actor is None:
+            raise EngineDied(f"{self.name} is not running")
+        try:
+            return ray.get(getattr(self._actor, method).remote(*arguments), timeout=timeout)
+        except ray.exceptions.GetTimeoutError as error:
+            self._kill()
+            raise MachineError(f"{self.name} did not answer `{method}` within {timeout:.0f} s") from error
+        except ray.exceptions.RayError as error:
+            meant = translated(error)
+            if isinstance(meant, EngineDied):
+                self._lost()
+            raise meant from error
+
+    def _kill(self) -> None:
+        import ray
+
+        actor, self._actor = self._actor, None
+        if actor is not None:
+            ray.kill(actor, no_restart=True)
+
+    def _lost(self) -> None:
+        self._actor = None
+
+
+class RemoteBuilder:
+    """A builder server in an actor; it sees no GPU."""
+
+    def __init__(self, spec: EngineSpec, model: ModelRef, deadline_seconds: float) -> None:
+        import ray
+
+        with ray_errors():
+            self._actor = ray.remote(BuilderServer).options(num_cpus=0, num_gpus=0, max_restarts=1).remote(
+                spec, model, deadline_seconds
+            )  # fmt: skip
+            self.has_compiler: bool = ray.get(self._actor.has_compiler.remote(), timeout=START_SECONDS)
+
+    def submit(self, candidate: Candidate) -> Future[Failure | None]:
+        return watched(self._actor.build.remote(candidate).future(), CALL_SECONDS, self.close, lambda: None)
+
+    def close(self) -> None:
+        import ray
+
+        ray.kill(self._actor)
+
+
+def watched(
+    source: Future[T], patience_seconds: float, kill: Callable[[], None], lost: Callable[[], None]
+) -> Future[T]:
+    """The same answer with Ray's errors translated. Without one in time, `kill` is called; its error then comes through Ray."""
+    target: Future[T] = Future()
+    timer = threading.Timer(patience_seconds, kill)
+    timer.daemon = True
+
+    def forward(done: Future[T]) -> None:
+        timer.cancel()
+        error = done.exception()
+        if error is None:
+            target.set_result(done.result())
+            return
+        meant = translated(error)
+        if isinstance(meant, EngineDied):
+            lost()
+        target.set_exception(meant)
+
+    timer.start()
+    source.add_done_callback(forward)
+    return target
