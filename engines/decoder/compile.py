@@ -1,0 +1,115 @@
+"""torch.compile of the loaded forward: decoder layers, or what a candidate's parts leave of them.
+
+Layers of one class share one compilation, since their weights and KV are inputs of the graph; attention stays one opaque operator.
+Each candidate compiles a code object of its own (so that nothing of another candidate's is found or counted) into a cache folder of
+its own, and in this thread, without worker processes. Every shape of more than one token is one dynamic graph.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import tempfile
+import types
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engines.decoder.side import DecoderSide
+
+CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
+_serial = itertools.count()
+
+
+def compile_count() -> int:
+    """Frames that dynamo compiled in this process, and kernels that Triton did; grows, never falls."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    frames = dynamo.counters["frames"]["total"] if dynamo is not None else 0
+    return int(frames) + _triton_kernels()
+
+
+def cache_folder(candidate_id: str) -> Path:
+    """Where a candidate's compiled code lies: under HOTPASS_COMPILE_CACHE, else in this user's temporary folder."""
+    root = os.environ.get("HOTPASS_COMPILE_CACHE") or f"{tempfile.gettempdir()}/hotpass-{os.getuid()}/compile"
+    return Path(root) / candidate_id[:16]
+
+
+def compile_layers(side: DecoderSide, mode: str, claimed: frozenset[str], undo: ExitStack) -> int:
+    """Swap in compiled forwards for whatever of the layers no part claims; they compile at the warm-up. How many modules."""
+    import torch._inductor.config as inductor
+
+    inductor.compile_threads = 1
+    side.step.bind_pool(side.net.model)
+    fresh: dict[type, Callable[..., Any]] = {}
+    count = 0
+    for module in compilable(side, claimed):
+        kind = type(module)
+        if kind not in fresh:
+            fresh[kind] = torch.compile(_own_code(kind), dynamic=True, mode=mode)
+        module.__dict__["forward"] = types.MethodType(fresh[kind], module)
+        undo.callback(module.__dict__.pop, "forward")
+        count += 1
+    return count
+
+
+def compilable(side: DecoderSide, claimed: frozenset[str]) -> list[torch.nn.Module]:
+    """The widest modules at or below a decoder layer that hold no claimed slot."""
+    found = []
+    for path in side.net.layer_paths:
+        pending = [path]
+        while pending:
+            name = pending.pop()
+            module = side.net.modules[name]
+            if not any(slot == name or slot.startswith(name + ".") for slot in claimed):
+                found.append(module)
+            elif name not in claimed:
+                pending += [f"{name}.{child}" for child, _ in module.named_children()]
+    return found
+
+
+def _own_code(kind: type) -> Callable[..., Any]:
+    """A copy of a class's forward with a code object of its own: dynamo's caches hang on that."""
+    forward: Any = kind.forward  # type: ignore[attr-defined]
+    code = forward.__code__.replace(co_name=f"{forward.__name__}_{next(_serial)}")
+    copy = types.FunctionType(code, forward.__globals__, code.co_name, forward.__defaults__, forward.__closure__)
+    copy.__kwdefaults__ = forward.__kwdefaults__
+    return copy
+
+
+def use_cache(side: DecoderSide, candidate_id: str, undo: ExitStack) -> None:
+    """From now on whatever this side compiles goes into its candidate's own folder (made when something does)."""
+    folder = cache_folder(candidate_id)
+    before = {name: os.environ.get(name) for name in CACHE_VARIABLES}
+    side.environment = {name: str(folder / name.split("_")[0].lower()) for name in CACHE_VARIABLES}
+
+    def restore() -> None:
+        side.environment = {}
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    undo.callback(restore)
+    side.activate()
+
+
+_triton_count = 0
+
+
+def _triton_kernels() -> int:
+    """Kernels that Triton compiled since the first call of this; its hook is set once Triton is there."""
+    triton = sys.modules.get("triton")
+    knobs = getattr(triton, "knobs", None)
+    if knobs is not None and knobs.runtime.jit_post_compile_hook is None:
+        knobs.runtime.jit_post_compile_hook = _count_kernel
+    return _triton_count
+
+
+def _count_kernel(*_: Any, **__: Any) -> None:
+    global _triton_count
+    _triton_count += 1

@@ -1,0 +1,351 @@
+"""Putting a candidate on a side, and taking it off.
+
+    declarations ──► slots claimed, conflicts refused ──► settings ──► sources compiled ──► one instance a slot, prepared
+                 ──► dispatchers swapped in, root to leaves ──► compile, graphs ──► warm-up on every row
+
+A part sits behind a dispatcher, the instance `forward` of its module (or the side's forward for slot `model`): where the part's domain
+serves the step, the part runs and is counted; else what stood there before. Every step of an install leaves its undo on one stack, so
+that a failure in the middle and an uninstall restore the same way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engines.decoder import compile as compiling
+from engines.decoder.attention import StepState
+from engines.decoder.graphs import capture_rows
+from engines.decoder.kv import KvPool
+from engines.decoder.side import DecoderSide, Installed
+from engines.decoder.slots import WHOLE
+from engines.decoder.source import CompiledPart, bound_params, compile_part, failed, failed_by
+from engines.decoder.windows import warm_up
+from engines.prepare.store import layer_of
+from engines.program import Artefacts
+from hotpass.domain import Domain
+from hotpass.errors import InputError
+from hotpass.parts import conflicts
+from hotpass.records.candidate import Candidate, Reload, Value
+from hotpass.records.measurement import FailureKind, ReloadReport, Side
+from hotpass.records.slots import SlotTable, covered_slots
+from hotpass.settings import BY_NAME, DEFAULTS, check_setting, reload_of_settings
+
+MakePool = Callable[[torch.dtype | None], KvPool]
+"""A new KV pool; None is the model's declared dtype."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Context:
+    """What a part's `prepare` gets (`engines.protocol.PartContext`)."""
+
+    weights: Mapping[str, torch.Tensor]
+    config: Any
+    device: torch.device
+    threads: int
+    settings: Mapping[str, Value]
+    native: Mapping[str, Any]
+    slot: str
+    layer: int | None
+    kv: KvPool
+    step: StepState
+    keeps: Mapping[str, torch.nn.Module]
+    fallback: Callable[..., Any]
+
+    def kept(self, name: str) -> Callable[..., Any]:
+        """The child named in `keeps`; KeyError for another name."""
+        return self.keeps[name]
+
+    def reference(self) -> Callable[..., Any]:
+        return self.fallback
+
+
+class Gate:
+    """Whether a part's domain serves the step that runs; decided once a step, however many slots ask."""
+
+    def __init__(self, domain: Domain, step: StepState) -> None:
+        self._domain = domain
+        self._step = step
+        self._serial = -1
+        self._open = False
+
+    def serves(self) -> bool:
+        step = self._step
+        if step.serial != self._serial:
+            batch = step.batch
+            assert batch is not None
+            self._open = self._domain.serves(
+                phase=batch.phase, num_seqs=batch.num_seqs, query_tokens=batch.query_tokens, context=batch.context
+            )
+            self._serial = step.serial
+        return self._open
+
+
+class Stopwatch:
+    """Milliseconds by phase."""
+
+    def __init__(self) -> None:
+        self.phases_ms: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.phases_ms[phase] = self.phases_ms.get(phase, 0.0) + (now - self._last) * 1e3
+        self._last = now
+
+
+def install(
+    side: DecoderSide, candidate: Candidate, artefacts: Artefacts, table: SlotTable, make_pool: MakePool
+) -> ReloadReport:
+    """Put the candidate on the side, in place of what was there. Raises CandidateFailed, with the side as loaded."""
+    side.uninstall()
+    watch = Stopwatch()
+    undo = ExitStack()
+    try:
+        settings = _checked_settings(candidate, side)
+        parts = _compiled(candidate, side.device, undo)
+        claimed = _claimed(parts, table, side)
+        watch.lap("source")
+        actual = _apply_settings(side, settings, make_pool, undo)
+        watch.lap("kv")
+        if candidate.parts or settings["compile_mode"] != "none":
+            compiling.use_cache(side, candidate.id, undo)
+        counts = {slot: 0 for slots in claimed for slot in slots}
+        side.installed = Installed(candidate=candidate, undo=undo, counts=counts, slots=tuple(sorted(counts)))
+        undo.callback(setattr, side, "installed", None)
+        undo.callback(side.drop_templates)
+        derived_bytes = _place(side, parts, claimed, artefacts, settings, undo, watch)
+        if settings["compile_mode"] != "none":
+            compiling.compile_layers(side, str(settings["compile_mode"]), frozenset(counts), undo)
+        warm_up(side)
+        if settings["cuda_graphs"]:
+            capture_rows(side, undo)
+        watch.lap("warm-up")
+    except BaseException:
+        undo.close()
+        raise
+    if derived_bytes:
+        actual = max(actual, Reload.REWEIGHT, key=lambda kind: kind.rank)
+    declared = [part.declared.reload for part in parts] + [reload_of_settings(settings)]
+    return ReloadReport(
+        candidate_id=candidate.id,
+        side=Side(side.name),
+        declared=max(declared, key=lambda kind: kind.rank),
+        actual=actual,
+        phases_ms=watch.phases_ms,
+        slots=tuple(sorted(counts)),
+        derived_bytes=derived_bytes,
+    )
+
+
+def _checked_settings(candidate: Candidate, side: DecoderSide) -> dict[str, Value]:
+    wide = {name: degree for name, degree in candidate.parallelism.items() if degree != 1}
+    if wide:
+        listed = ", ".join(f"{name}={degree}" for name, degree in sorted(wide.items()))
+        raise failed(FailureKind.INSTALL, f"parallelism {listed}: the decoder engine runs with degree 1 only")
+    settings = dict(DEFAULTS)
+    for name, value in candidate.settings.items():
+        try:
+            settings[name] = check_setting(name, value)
+        except InputError as error:
+            raise failed(FailureKind.INSTALL, str(error)) from None
+        meant_for = BY_NAME[name].device
+        if settings[name] != DEFAULTS[name] and meant_for not in ("any", side.device.type):
+            raise failed(
+                FailureKind.INSTALL, f"setting {name}={value} needs a {meant_for} device; this is {side.device}"
+            )
+    if side.own is not None and settings["kv_dtype"] != DEFAULTS["kv_dtype"]:
+        raise failed(FailureKind.INSTALL, f"setting kv_dtype: {side.net.reason}, so transformers keeps the KV cache")
+    return settings
+
+
+def _compiled(candidate: Candidate, device: torch.device, undo: ExitStack) -> list[CompiledPart]:
+    parts = []
+    for use in candidate.parts:
+        part = compile_part(use)
+        undo.callback(part.forget)
+        if part.declared.engine != "decoder":
+            raise failed(FailureKind.INSTALL, f"part {part.name} is for engine {part.declared.engine}, not decoder")
+        if part.declared.device not in ("any", device.type):
+            raise failed(FailureKind.INSTALL, f"part {part.name} needs a {part.declared.device} device")
+        parts.append(part)
+    return parts
+
+
+def _claimed(parts: Sequence[CompiledPart], table: SlotTable, side: DecoderSide) -> list[tuple[str, ...]]:
+    """For each part the concrete slots that it claims. Raises CandidateFailed for conflicts and for claims of nothing."""
+    claimed, covered = [], []
+    for part in parts:
+        slots = [slot for claim in part.declared.claims for slot in table.matching(claim)]
+        if not slots:
+            raise failed(
+                FailureKind.INSTALL, f"part {part.name} claims {list(part.declared.claims)}, which no slot here matches"
+            )
+        wanted = part.declared.replaces
+        for slot in slots:
+            if wanted and slot.name != WHOLE and slot.stands_for != wanted:
+                raise failed(
+                    FailureKind.INSTALL,
+                    f"part {part.name} replaces {wanted}, but slot {slot.name} is a {slot.stands_for}",
+                )
+            if slot.name == WHOLE and side.own is not None:
+                raise failed(
+                    FailureKind.INSTALL,
+                    f"part {part.name} claims model, but {side.net.reason}, so there are no KV slots for it",
+                )
+        claimed.append(tuple(dict.fromkeys(slot.name for slot in slots)))
+        covered.append(covered_slots(table, part.declared.claims, part.declared.keeps))
+    for index, part in enumerate(parts):
+        for other in range(index):
+            shared = conflicts(parts[other].declared, covered[other], part.declared, covered[index])
+            if shared:
+                raise failed(
+                    FailureKind.INSTALL,
+                    f"parts {parts[other].name} and {part.name} both cover {min(shared)} (and {len(shared) - 1} more slots)",
+                )
+    return claimed
+
+
+def _apply_settings(side: DecoderSide, settings: dict[str, Value], make_pool: MakePool, undo: ExitStack) -> Reload:
+    """Threads, serving limits and KV dtype. Returns the reload class that this took."""
+    undo.callback(setattr, side, "settings", side.settings)
+    undo.callback(setattr, side, "threads", side.threads)
+    side.settings = settings
+    if settings["threads"] is not None:
+        side.threads = int(settings["threads"])
+    actual = Reload.HOT
+    if settings["compile_mode"] != "none" or settings["cuda_graphs"]:
+        actual = Reload.RECAPTURE
+    name = settings["kv_dtype"]
+    if name != "auto" and getattr(torch, str(name)) != side.kv.dtype:
+        side.replace_kv(make_pool(getattr(torch, str(name))))
+        undo.callback(lambda: side.replace_kv(make_pool(None)))
+        actual = Reload.REKV
+    side.activate()
+    return actual
+
+
+def _place(
+    side: DecoderSide,
+    parts: Sequence[CompiledPart],
+    claimed: Sequence[tuple[str, ...]],
+    artefacts: Artefacts,
+    settings: Mapping[str, Value],
+    undo: ExitStack,
+    watch: Stopwatch,
+) -> int:
+    """An instance of its part behind a dispatcher at every claimed slot, root first. Returns bytes of derived weights."""
+    natives = [_natives(part, artefacts, index) for index, part in enumerate(parts)]
+    gates = [Gate(part.declared.parsed_domain, side.step) for part in parts]
+    order = sorted(
+        ((slot, index) for index, slots in enumerate(claimed) for slot in slots),
+        key=lambda pair: (pair[0] != WHOLE, pair[0].count(".")),
+    )
+    derived_bytes = 0
+    for slot, index in order:
+        part = parts[index]
+        weights = _derived(part, artefacts, index, slot, side.device)
+        derived_bytes += sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+        fallback = side.forward if slot == WHOLE else side.net.modules[slot].forward
+        context = Context(
+            weights=weights,
+            config=side.net.config,
+            device=side.device,
+            threads=side.threads,
+            settings=settings,
+            native=natives[index],
+            slot=slot,
+            layer=layer_of(slot),
+            kv=side.kv,
+            step=side.step,
+            keeps=_kept(part, slot, side),
+            fallback=fallback,
+        )
+        forward = _prepared(part, context, undo)
+        watch.lap("prepare")
+        dispatch = _dispatcher(forward, fallback, gates[index], side.installed, slot)
+        if slot == WHOLE:
+            undo.callback(setattr, side, "forward", side.forward)
+            side.forward = dispatch
+        else:
+            module = side.net.modules[slot]
+            _restore_forward(module, undo)
+            module.__dict__["forward"] = dispatch
+        watch.lap("swap")
+    return derived_bytes
+
+
+def _dispatcher(
+    forward: Callable[..., Any], fallback: Callable[..., Any], gate: Gate, installed: Installed | None, slot: str
+) -> Callable[..., Any]:
+    assert installed is not None
+    counts = installed.counts
+
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        if gate.serves():
+            counts[slot] += 1
+            return forward(*args, **kwargs)
+        return fallback(*args, **kwargs)
+
+    return dispatch
+
+
+def _restore_forward(module: torch.nn.Module, undo: ExitStack) -> None:
+    if "forward" in module.__dict__:
+        undo.callback(module.__dict__.__setitem__, "forward", module.__dict__["forward"])
+    else:
+        undo.callback(module.__dict__.pop, "forward", None)
+
+
+def _prepared(part: CompiledPart, context: Context, undo: ExitStack) -> Callable[..., Any]:
+    """The forward of a fresh instance, prepared; its close is on the stack."""
+    params = bound_params(part.use, part.declared)
+    try:
+        with torch.inference_mode():
+            instance = part.cls()
+            if hasattr(instance, "prepare"):
+                instance.prepare(context, params)
+    except (Exception, SystemExit) as error:
+        raise failed_by(error, FailureKind.INSTALL, f"part {part.name}: prepare fails at {context.slot}") from None
+    if hasattr(instance, "close"):
+        undo.callback(instance.close)
+    forward: Callable[..., Any] = instance.forward
+    return forward
+
+
+def _natives(part: CompiledPart, artefacts: Artefacts, index: int) -> dict[str, Any]:
+    paths = artefacts.native[index] if index < len(artefacts.native) else {}
+    missing = sorted(set(part.declared.native) - set(paths))
+    if missing:
+        raise failed(FailureKind.BUILD, f"part {part.name}: library {missing[0]} was not built")
+    try:
+        return {name: ctypes.CDLL(paths[name]) for name in part.declared.native}
+    except OSError as error:
+        raise failed_by(error, FailureKind.INSTALL, f"part {part.name}: a library does not load") from None
+
+
+def _derived(
+    part: CompiledPart, artefacts: Artefacts, index: int, slot: str, device: torch.device
+) -> Mapping[str, torch.Tensor]:
+    if not part.has_weights:
+        return {}
+    made = artefacts.derived[index] if index < len(artefacts.derived) else {}
+    if slot not in made:
+        raise failed(FailureKind.BUILD, f"part {part.name}: the derived weights of {slot} are missing")
+    return {name: tensor.to(device) for name, tensor in made[slot].items()}
+
+
+def _kept(part: CompiledPart, slot: str, side: DecoderSide) -> dict[str, torch.nn.Module]:
+    kept = {}
+    for name in part.declared.keeps:
+        path = f"{slot}.{name}"
+        if path not in side.net.modules:
+            raise failed(FailureKind.INSTALL, f"part {part.name} keeps {name}, which {slot} has not")
+        kept[name] = side.net.modules[path]
+    return kept

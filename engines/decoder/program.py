@@ -1,0 +1,347 @@
+"""What a child runs for causal language models: sides over shared weights, candidates installed on them, windows and serving.
+
+    load ──► sides[name, cut] (tree + KV pool) ──install / uninstall──► run_window · replay · generate · score ──► fingerprint
+
+Plain methods over plain data (`engines.program.Program`): no socket, no process, no verdict; so it also runs in a notebook.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from engines.decoder import baseline, fingerprint, templates
+from engines.decoder.attention import StepState
+from engines.decoder.batch import build_batch
+from engines.decoder.install import install
+from engines.decoder.kv import KvPool
+from engines.decoder.own_cache import OwnCache
+from engines.decoder.reference import Net, bind_step, build_net, check_ragged, cut_config, why_not_ragged
+from engines.decoder.serve import Limits, ServingLoop, score_text
+from engines.decoder.side import DecoderSide
+from engines.decoder.slots import reference_source, slot_table
+from engines.decoder.source import failed_by
+from engines.decoder.windows import as_failure, run_window, warm_up
+from engines.program import Artefacts, Fingerprint, KvPlan, ReplayRequest, StepEvent, WindowInputs, WindowReply
+from hotpass.errors import InputError
+from hotpass.records.candidate import Candidate
+from hotpass.records.deployment import ModelRef
+from hotpass.records.measurement import FailureKind, ReloadReport
+from hotpass.records.slots import SlotTable
+
+if TYPE_CHECKING:
+    from engines.prepare.store import WeightStore
+
+SIDES = ("incumbent", "candidate", "reference")
+PROBE_TOKENS = 5
+PROBE_CONTEXT = 16
+
+
+class DecoderProgram:
+    """`engines.program.Program` for Hugging Face causal LMs, on a CPU or a GPU."""
+
+    def __init__(self) -> None:
+        self._sides: dict[tuple[str, int], DecoderSide] = {}
+        self._baselines: dict[tuple[str, int], DecoderSide] = {}
+        self._tables: dict[int, SlotTable] = {}
+        self._born: dict[str, int] = {}
+
+    def load(
+        self,
+        model: ModelRef,
+        weights: WeightStore,
+        cuts: Sequence[tuple[int, ...]],
+        device: str,
+        threads: int,
+        plan: KvPlan,
+    ) -> dict[str, float]:
+        """Sides `incumbent` and `candidate` of every cut; `reference` and probes are built when first asked for.
+
+        `cuts` are layer indices of `model`; whatever serves whole requests runs on the deepest. Returns ms by phase.
+        """
+        start = time.perf_counter()
+        torch.set_num_threads(threads)
+        self._model, self._plan, self._threads = model, plan, threads
+        self._device = torch.device(device)
+        self._dtype: torch.dtype = getattr(torch, model.dtype)
+        self._cuts = [tuple(cut) for cut in cuts]
+        self._deepest = max(range(len(cuts)), key=lambda index: len(cuts[index]))
+        self._shallowest = min(range(len(cuts)), key=lambda index: len(cuts[index]))
+        self._configs = [cut_config(model.folder, cut) for cut in self._cuts]
+        shared = weights if device == "cpu" else _on_device(weights, self._device)
+        self._weights: list[Mapping[str, torch.Tensor]] = [shared.cut(cut) for cut in self._cuts]
+        self._reason = why_not_ragged(self._configs[0])
+        weights_at = time.perf_counter()
+        self._reason = self._reason or self._tried(self._shallowest)
+        for cut in range(len(cuts)):
+            for name in SIDES[:2]:
+                self._sides[name, cut] = self._new_side(name, cut, self._dtype)
+        skeleton_at = time.perf_counter()
+        self._probe = self._new_probe()
+        self._born = fingerprint.watched_callables(self._classes())
+        with torch.inference_mode():
+            self._probe_logits(self._probe)
+        return {
+            "weights": (weights_at - start) * 1e3,
+            "skeleton": (skeleton_at - weights_at) * 1e3,
+            "kv": 0.0,
+            "warm-up": (time.perf_counter() - skeleton_at) * 1e3,
+        }
+
+    def slots(self) -> SlotTable:
+        """Of the deepest cut."""
+        return self._table(self._deepest)
+
+    def reference_source(self, slot: str) -> str:
+        """Source of the class that a slot of the deepest cut stands for."""
+        return reference_source(self._loaded("incumbent", self._deepest).net, slot)
+
+    def part_template(self, slot: str) -> str:
+        """A runnable part that does what the reference does at a slot, to start from."""
+        return templates.part_template(self._loaded("incumbent", self._deepest).net, slot)
+
+    def install(self, side: str, candidate: Candidate, artefacts: Artefacts, cut: int) -> ReloadReport:
+        """Slots in `artefacts.derived` are those of the cut (its layers counted from 0). Raises CandidateFailed."""
+        self._baselines.pop((side, cut), None)
+        target = self._loaded(side, cut)
+        self._take_off(target)
+        return install(target, candidate, artefacts, self._table(cut), lambda dtype: self._pool(cut, dtype))
+
+    def install_baseline(self, side: str, name: str, cut: int) -> dict[str, float]:
+        """Transformers' own loop (`baseline.BASELINES`) on a side until its next install or uninstall. Returns ms by phase."""
+        start = time.perf_counter()
+        self._take_off(self._loaded(side, cut))
+        made = baseline.baseline_side(
+            side,
+            name,
+            config=self._configs[cut],
+            weights=self._weights[cut],
+            device=self._device,
+            plan=self._plan,
+            threads=self._threads,
+        )
+        self._baselines[side, cut] = made
+        return {"skeleton": (time.perf_counter() - start) * 1e3}
+
+    def uninstall(self, side: str) -> None:
+        """Raises CandidateFailed when a part's close fails; the side is as loaded even then."""
+        for cut in range(len(self._cuts)):
+            self._baselines.pop((side, cut), None)
+            if (side, cut) in self._sides:
+                self._take_off(self._sides[side, cut])
+        torch.set_num_threads(self._threads)
+
+    def warm_up(self, side: str, cut: int) -> None:
+        """One step of every row; for a baseline after its contexts are loaded."""
+        warm_up(self._side(side, cut))
+
+    def compute_contexts(self, cut: int, row: int, tokens: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """KV float32 [layers, 2, kv_heads, context, head_dim] of each sequence; the tokens themselves where the model keeps
+        its own cache, so that each side computes its contexts by its own prefill."""
+        side = self._loaded("reference", cut)
+        if side.own is not None:
+            return [sequence.clone() for sequence in tokens]
+        side.activate()
+        contexts = []
+        with torch.inference_mode():
+            for slot, sequence in zip(self._plan.row_slots(row), tokens, strict=True):
+                if len(sequence):
+                    ids = sequence.to(self._device)
+                    side.run(build_batch(ids, contexts=[0], query_lens=[len(ids)], slots=[slot]))
+                contexts.append(side.kv.read(slot, len(sequence)).cpu())
+        return contexts
+
+    def load_contexts(self, side: str, cut: int, row: int, contexts: Sequence[torch.Tensor]) -> None:
+        """KV as `compute_contexts` gives it, or token ids (int64 [context]), for which the side computes its own."""
+        target = self._side(side, cut)
+        target.load_contexts(row, contexts)
+
+    def run_window(self, side: str, cut: int, row: int, inputs: WindowInputs, out: torch.Tensor) -> WindowReply:
+        return run_window(self._side(side, cut), row, inputs, out)
+
+    def replay(
+        self,
+        side: str,
+        requests: Sequence[ReplayRequest],
+        concurrency: int,
+        emit: Callable[[StepEvent], None],
+        *,
+        poison_freed: bool = False,
+    ) -> Mapping[str, int]:
+        """On the deepest cut. Raises CandidateFailed for what a candidate's code raised, InputError for a request too long."""
+        target = self._side(side, self._deepest)
+        self._serve(target, requests, concurrency, emit, poison_freed)
+        return target.counts()
+
+    def generate(self, side: str, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+        requests = [
+            ReplayRequest(request_id=index, tokens=tuple(prompt), output_tokens=max_tokens)
+            for index, prompt in enumerate(prompts)
+        ]
+        made = self._serve(self._side(side, self._deepest), requests, len(requests), lambda event: None, False)
+        return [made[index] for index in range(len(requests))]
+
+    def score(self, side: str, cut: int, tokens: Sequence[int], out: torch.Tensor) -> None:
+        target = self._side(side, cut)
+        self._needs_serving("a text to score", len(tokens))
+        target.activate()
+        target.reset_counts()
+        try:
+            score_text(target, tokens, int(target.settings["chunk_tokens"] or 1), out)
+        except (Exception, SystemExit) as error:
+            if target.installed is None:
+                raise
+            raise as_failure(error) from None
+
+    def fingerprint(self) -> Fingerprint:
+        """The probe runs on its own tree and on every tree that has nothing installed: all must agree bit for bit."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        trees = [self._probe, *(side for side in self._sides.values() if self._can_probe(side))]
+        with torch.inference_mode():
+            digests = {fingerprint.logits_digest(self._probe_logits(tree)) for tree in trees}
+        torch.set_num_threads(threads)
+        return Fingerprint(
+            probe_sha256=" ".join(sorted(digests)),
+            flags=fingerprint.flags(self._born, self._classes()),
+            threads_alive=fingerprint.threads_alive(),
+            children_alive=fingerprint.children_alive(),
+            resident_bytes=fingerprint.resident_bytes(),
+            open_files=fingerprint.open_files(),
+        )
+
+    def _serve(
+        self,
+        target: DecoderSide,
+        requests: Sequence[ReplayRequest],
+        concurrency: int,
+        emit: Callable[[StepEvent], None],
+        poison_freed: bool,
+    ) -> dict[int, list[int]]:
+        self._needs_serving("requests", 1)
+        target.activate()
+        target.reset_counts()
+        most = int(target.settings["max_batch"] or 0) or concurrency
+        limits = Limits(
+            sequences=max(1, min(concurrency, most)), chunk_tokens=int(target.settings["chunk_tokens"] or 1)
+        )
+        try:
+            return ServingLoop(target, limits, poison_freed=poison_freed).run(requests, emit)
+        except InputError:
+            raise
+        except (Exception, SystemExit) as error:
+            if target.installed is None:
+                raise
+            raise as_failure(error) from None
+
+    def _needs_serving(self, what: str, positions: int) -> None:
+        if self._plan.serving_slots == 0:
+            raise InputError("serving_slots", 0, f"leaves no slot for {what}", "load with serving slots")
+        if positions > self._plan.serving_context:
+            raise InputError(
+                "serving_context", self._plan.serving_context, f"is shorter than {positions}", "load with more"
+            )
+
+    def _take_off(self, side: DecoderSide) -> None:
+        try:
+            side.uninstall()
+        except (Exception, SystemExit) as error:
+            raise failed_by(error, FailureKind.EXCEPTION, "a part does not close") from None
+
+    def _side(self, name: str, cut: int) -> DecoderSide:
+        return self._baselines.get((name, cut)) or self._loaded(name, cut)
+
+    def _loaded(self, name: str, cut: int) -> DecoderSide:
+        if name not in SIDES:
+            raise InputError("side", name, "is not a side", f"use one of {list(SIDES)}")
+        if (name, cut) not in self._sides:
+            dtype = torch.float32 if name == "reference" else self._dtype
+            self._sides[name, cut] = self._new_side(name, cut, dtype)
+        return self._sides[name, cut]
+
+    def _new_side(self, name: str, cut: int, dtype: torch.dtype) -> DecoderSide:
+        kv = self._pool(cut, dtype if name == "reference" else None)
+        net = self._new_net(cut, dtype, StepState(kv))
+        own = None
+        if self._reason:
+            own = OwnCache(net.config, net.model, dtype=dtype, device=self._device, batched=False)
+        return DecoderSide(name, net, kv, self._plan, self._threads, own)
+
+    def _new_net(self, cut: int, dtype: torch.dtype, step: StepState) -> Net:
+        attention = "sdpa" if self._reason else "hotpass"
+        model = build_net(self._configs[cut], self._weights[cut], dtype=dtype, device=self._device, attention=attention)
+        if not self._reason:
+            bind_step(model, step)
+        return Net(self._configs[cut], model, step, self._reason)
+
+    def _new_probe(self) -> DecoderSide:
+        cut = self._shallowest
+        kv = self._pool(cut, None, num_slots=1, max_context=PROBE_CONTEXT)
+        return DecoderSide("probe", self._new_net(cut, self._dtype, StepState(kv)), kv, self._plan, self._threads, None)
+
+    def _tried(self, cut: int) -> str:
+        """Why the tree cannot run ragged after all, by a trial on the smallest cut; families known to be plain need none."""
+        from engines.decoder.reference import PLAIN_FAMILIES
+
+        if self._configs[cut].model_type in PLAIN_FAMILIES:
+            return ""
+        kv = self._pool(cut, None, num_slots=1, max_context=PROBE_CONTEXT)
+        try:
+            return check_ragged(self._new_net(cut, self._dtype, StepState(kv)), kv, self._device)
+        except Exception as error:
+            return f"{self._configs[cut].model_type} does not take another attention ({type(error).__name__}: {error})"
+
+    def _pool(
+        self, cut: int, dtype: torch.dtype | None, *, num_slots: int | None = None, max_context: int | None = None
+    ) -> KvPool:
+        return KvPool(
+            num_layers=0 if self._reason else len(self._cuts[cut]),
+            num_slots=self._plan.num_slots if num_slots is None else num_slots,
+            kv_heads=self._model.num_kv_heads,
+            max_context=self._plan.max_context if max_context is None else max_context,
+            head_dim=self._model.head_dim,
+            dtype=dtype or self._dtype,
+            device=self._device,
+        )
+
+    def _table(self, cut: int) -> SlotTable:
+        if cut not in self._tables:
+            self._tables[cut] = slot_table(self._loaded("incumbent", cut).net)
+        return self._tables[cut]
+
+    def _classes(self) -> set[type]:
+        return {type(module) for module in self._probe.net.modules.values()}
+
+    def _can_probe(self, side: DecoderSide) -> bool:
+        return side.installed is None and side.name != "reference" and side.net.config is self._probe.net.config
+
+    def _probe_logits(self, side: DecoderSide) -> list[torch.Tensor]:
+        """Prefill and a decode step on fixed tokens, in the probe's own KV, as loaded."""
+        tokens = (torch.arange(1, PROBE_TOKENS + 2, device=self._device) * 37) % side.vocab_size
+        first = build_batch(tokens[:PROBE_TOKENS], contexts=[0], query_lens=[PROBE_TOKENS], slots=[0])
+        then = build_batch(tokens[PROBE_TOKENS:], contexts=[PROBE_TOKENS], query_lens=[1], slots=[0])
+        if self._reason:
+            own = OwnCache(side.net.config, side.net.model, dtype=self._dtype, device=self._device, batched=False)
+            return [own.forward(batch, side.kv) for batch in (first, then)]
+        kv, side.step.kv = side.step.kv, self._probe.kv
+        try:
+            logits = []
+            for batch in (first, then):
+                side.step.begin(batch)
+                logits.append(side.net.forward(batch, self._probe.kv))
+            return logits
+        finally:
+            side.step.kv = kv
+
+
+def _on_device(weights: WeightStore, device: torch.device) -> Any:
+    """Weights copied to a GPU once for all sides and cuts."""
+    from engines.prepare.store import WeightStore as Store
+
+    moved: dict[int, torch.Tensor] = {}
+    for tensor in weights.values():
+        moved.setdefault(id(tensor), tensor.to(device))
+    return Store({name: moved[id(tensor)] for name, tensor in weights.items()})
