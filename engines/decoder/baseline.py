@@ -64,9 +64,19 @@ def baseline_side(
     model = build_net(config, weights, dtype=dtype, device=device, attention=baseline.attention)
     step = StepState(_no_kv(device))
     net = Net(config, model, step, f"{name} keeps its own cache")
-    call: Callable[..., Any] = torch.compile(model, dynamic=True) if baseline.compiled else model
+    call: Callable[..., Any] = _compiled(model) if baseline.compiled else model
     own = OwnCache(config, call, dtype=dtype, device=device, batched=True)
     return DecoderSide(side, net, step.kv, plan, threads, own)
+
+
+def _compiled(model: Any) -> Callable[..., Any]:
+    import torch._dynamo.config as dynamo
+    import torch._inductor.config as inductor
+
+    inductor.compile_threads = 1
+    dynamo.recompile_limit = max(64, dynamo.recompile_limit)  # its cache makes a graph for each kind of row
+    compiled: Callable[..., Any] = torch.compile(model, dynamic=True)
+    return compiled
 
 
 def _no_kv(device: torch.device) -> KvPool:

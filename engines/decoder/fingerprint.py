@@ -65,7 +65,6 @@ def flags(born: Mapping[str, int], classes: Iterable[type]) -> dict[str, str]:
         "random": _random_state(),
         "environment": _environment(),
         "affinity": _affinity(),
-        "recursion_limit": str(sys.getrecursionlimit()),
     }
 
 
@@ -123,16 +122,21 @@ def _identity(kind: type, method: str) -> int:
 
 
 def _random_state() -> str:
-    state = np.random.get_state(legacy=True)
-    parts = [repr(random.getstate()), repr(state[0]), np.asarray(state[1]).tobytes().hex(), repr(state[2:])]
+    name, keys, *rest = np.random.get_state(legacy=True)
+    parts = [repr(random.getstate()), repr(name), np.asarray(keys).tobytes().hex(), repr(rest)]
     parts.append(torch.get_rng_state().numpy().tobytes().hex())
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         parts += [each.numpy().tobytes().hex() for each in torch.cuda.get_rng_state_all()]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _environment() -> str:
-    kept = {name: value for name, value in os.environ.items() if name not in CACHE_VARIABLES}
+    """Without the variables that the compilers set: folders of caches, and an address that inductor hands on."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in CACHE_VARIABLES and not name.startswith("_TORCHINDUCTOR")
+    }
     return content_hash(kept)
 
 

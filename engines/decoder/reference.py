@@ -42,9 +42,9 @@ def why_not_ragged(config: Any) -> str:
     types = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
     if types:
         return f"{config.model_type} has layers of type {', '.join(sorted(types))}"
-    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        if "layer_types" not in config or not config.layer_types:
-            return f"{config.model_type} has a sliding window"
+    window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    if window and not getattr(config, "layer_types", None):
+        return f"{config.model_type} has a sliding window"
     if getattr(config, "kv_lora_rank", None):
         return f"{config.model_type} has latent attention"
     return ""

@@ -125,6 +125,7 @@ class DecoderSide:
         if self.own is not None:
             self.activate()
             self.own.load_contexts(slots, self.plan.row_query_lens(row), contexts)
+            self._warm_row(row)
             return
         with torch.inference_mode():
             for slot, context in zip(slots, contexts, strict=True):
@@ -133,6 +134,13 @@ class DecoderSide:
                     self.run(build_batch(ids, contexts=[0], query_lens=[len(ids)], slots=[slot]))
                 elif context.ndim > 1:
                     self.kv.write(slot, context)
+
+    def _warm_row(self, row: int) -> None:
+        """Steps of a row, once its caches exist: what is compiled must be so before the first window."""
+        tokens = torch.zeros(self.plan.rows[row].query_tokens, dtype=torch.int64, device=self.device)
+        with torch.inference_mode():
+            for step in range(min(2, self.plan.steps_per_window[row])):
+                self.run(self.row_batch(row, step, tokens))
 
     def free_slot(self, slot: int, *, poison: bool = False) -> None:
         """A request has left its slot. Poisoning makes its KV NaN."""

@@ -76,15 +76,15 @@ def reference_source(net: Net, slot: str) -> str:
 
 
 @functools.cache
-def _described(kind: type) -> tuple[str, str]:
-    forward: Any = kind.forward  # type: ignore[attr-defined]
+def _described(kind: Any) -> tuple[str, str]:
+    forward: Any = kind.forward
     signature = inspect.signature(forward)
     own = signature.replace(parameters=[p for name, p in signature.parameters.items() if name != "self"])
     return str(own), bytes_hash(_source(kind).encode())
 
 
 @functools.cache
-def _source(kind: type) -> str:
+def _source(kind: Any) -> str:
     try:
         return inspect.getsource(kind)
     except (OSError, TypeError):

@@ -59,7 +59,7 @@ def warm_up(side: DecoderSide) -> None:
     side.activate()
     try:
         with torch.inference_mode():
-            for row, item in enumerate(side.plan.rows):
+            for row, item in enumerate(side.plan.rows if side.own is None else ()):  # its caches come with contexts
                 tokens = torch.zeros(item.query_tokens, dtype=torch.int64, device=side.device)
                 side.run(side.row_batch(row, 0, tokens))
             _warm_serving(side)
