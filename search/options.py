@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hotpass.canonical import canonical_json
 from hotpass.parts import PartDeclaration, declaration
@@ -65,7 +66,13 @@ class Dial:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        return tuple(canonical_json(value) for value in self.values)
+        return spelled(self.values)
+
+
+@lru_cache(maxsize=4096)
+def spelled(values: tuple[Value, ...]) -> tuple[str, ...]:
+    """Values as the texts that stand for them in choices. Kept, since every walk asks for them again."""
+    return tuple(canonical_json(value) for value in values)
 
 
 def build_places(

@@ -28,7 +28,7 @@ from hotpass.records.candidate import Candidate, Numerics, PartSource, PartUse, 
 from hotpass.records.deployment import Deployment
 from hotpass.records.slots import SlotTable
 from hotpass.settings import Setting, numerics_of_settings
-from search.options import Dial, Option, Place, build_dials, build_places
+from search.options import Dial, Option, Place, build_dials, build_places, spelled
 
 MAX_ENUMERATED = 4096
 """Up to this many combinations a space is counted exactly, and known to be exhausted."""
@@ -140,7 +140,7 @@ class Space:
                 continue
             params: dict[str, Value] = {}
             for name, values in option.params.items():
-                texts = tuple(canonical_json(value) for value in values)
+                texts = spelled(values)
                 asked = param_name(place, option, name)
                 if len(texts) > 1:
                     choices[asked] = suggest(asked, texts)

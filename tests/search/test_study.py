@@ -177,12 +177,12 @@ def test_the_sampler_finds_the_best_of_the_landscape_sooner_than_chance() -> Non
     best = max(log_speedup(space.to_candidate(choices)) for choices in space.every())
 
     def asks_until_best(study: Study) -> int:
-        for count, ask in enumerate(run(study, 200), 1):
-            if log_speedup(ask.candidate) == best:
+        for count in range(1, 100):
+            if log_speedup(run(study, 1)[0].candidate) == best:
                 return count
-        raise AssertionError("never found")
+        raise AssertionError("not found in 100 asks")
 
-    by_study = sorted(asks_until_best(Study(space, seed=seed)) for seed in range(7))
+    by_study = sorted(asks_until_best(Study(space, seed=seed)) for seed in range(5))
     rng = random.Random(0)
 
     def draws_until_best() -> int:
@@ -194,7 +194,7 @@ def test_the_sampler_finds_the_best_of_the_landscape_sooner_than_chance() -> Non
                 return len(seen)
 
     by_chance = sorted(draws_until_best() for _ in range(101))
-    assert by_study[3] <= by_chance[50]
+    assert by_study[2] < by_chance[50]
 
 
 def test_an_extended_study_carries_over_what_was_learned() -> None:
@@ -216,7 +216,7 @@ def test_an_extended_study_carries_over_what_was_learned() -> None:
     assert not {ask.candidate.id for ask in later if ask} & {ask.candidate.id for ask in asks}
 
 
-def test_an_extended_study_carries_at_most_300_trials(tmp_path: Path) -> None:
+def test_an_extended_study_carries_at_most_300_trials() -> None:
     many = [part(f"p{i}{kind}", [f"model.layers.*.{kind}"]) for i in range(20) for kind in ("mlp", "self_attn")]
     space = space_of(*many)
     study = Study(space, seed=0)
@@ -226,10 +226,8 @@ def test_an_extended_study_carries_at_most_300_trials(tmp_path: Path) -> None:
         if not study.knows(candidate):
             study.seen(candidate)
             study.tell(attempt(candidate.id, AS_LOADED.id, 1.0 + rng.random()))
-    storage = f"sqlite:///{tmp_path / 'optuna.db'}"
-    study._storage = storage
     extended = study.extended(space_of(*many, part("new", ["model"])))
-    assert len(optuna.load_study(study_name=extended.name, storage=storage).trials) == 300
+    assert len(extended._study.trials) == 300
     assert len(extended.values) == 350
 
 
