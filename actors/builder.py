@@ -4,29 +4,38 @@ it, so that no engine waits for a compiler. What it makes is kept by content in 
 
 from __future__ import annotations
 
-from actors.spec import EngineSpec
+from actors.spec import EngineSpec, make_builder
+from engines.program import CandidateFailed
 from hotpass.records.candidate import Candidate
-from hotpass.records.deployment import ModelRef
+from hotpass.records.deployment import Deployment
 from hotpass.records.measurement import Failure
 
 
 class BuilderServer:
-    """One builder on the machine of one engine. Stateless but for the cache."""
+    """One builder on the machine of one engine. Holds nothing but what it was given."""
 
-    def __init__(self, spec: EngineSpec, model: ModelRef, deadline_seconds: float) -> None:
+    def __init__(self, spec: EngineSpec, deployment: Deployment, deadline_seconds: float) -> None:
         self.spec = spec
-        self.model = model
         self.deadline_seconds = deadline_seconds
+        self._builder = None if spec.kind == "fake" else make_builder(spec, deployment)
 
     def build(self, candidate: Candidate) -> Failure | None:
-        """None when everything is there; the candidate's Failure (kind build) otherwise."""
-        if self.spec.kind == "fake" or not candidate.parts:
+        """None when everything is there; the candidate's Failure (kind build, or timeout) otherwise."""
+        if self._builder is None or not candidate.parts:
             return None
+        try:
+            self._builder.build(candidate, self.deadline_seconds)
+        except CandidateFailed as failed:
+            return failed.failure
         return None
 
     def has_compiler(self) -> bool:
-        """Whether native parts can be built here."""
-        return self.spec.kind == "fake"
+        """Whether native parts can be built here; the fake builds nothing, so everything can be."""
+        if self._builder is None:
+            return True
+        from engines.build import find_compiler
+
+        return find_compiler() is not None
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Nothing is held open."""

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from actors.lease import MeasuringLease
-from actors.spec import EngineSpec, make_engine
+from actors.spec import EngineMaker, EngineSpec, make_engine
 from engines.program import CandidateFailed
-from engines.protocol import MeasuresBaselines
+from engines.protocol import Engine, MeasuresBaselines
 from hotpass.errors import EngineDied
 from hotpass.records.candidate import Candidate
 from hotpass.records.deployment import Deployment
@@ -61,17 +61,27 @@ class Evidence:
 class EngineServer:
     """One engine. Methods are called one at a time."""
 
-    def __init__(self, spec: EngineSpec) -> None:
+    def __init__(self, spec: EngineSpec, make: EngineMaker = make_engine) -> None:
+        """`make` is asked for an engine at each load."""
         self.spec = spec
-        self.engine = make_engine(spec)
         self.domain = f"{spec.device}{spec.visible_devices or ''}"
+        self._make = make
         self._deployment: Deployment | None = None
+        self._engine: Engine | None = None
 
     def load(self, deployment: Deployment, tier: Tier) -> dict[str, float]:
         """Start-up time by phase, ms. Raises InputError or MachineError."""
-        phases = dict(self.engine.load(deployment, tier))
+        self.close()
         self._deployment = deployment
-        return phases
+        self._engine = self._make(self.spec, deployment)
+        with self._lease():
+            return dict(self._engine.load(deployment, tier))
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            raise EngineDied(f"{self.spec.name} is not loaded")
+        return self._engine
 
     def slots(self) -> SlotTable:
         return self.engine.slots()
@@ -123,8 +133,8 @@ class EngineServer:
     def _again(self, tier: Tier) -> None:
         assert self._deployment is not None
         self.engine.close()
-        self.engine = make_engine(self.spec)
-        self.engine.load(self._deployment, tier)
+        self._engine = self._make(self.spec, self._deployment)
+        self._engine.load(self._deployment, tier)
 
     def facts(self) -> dict[str, Any]:
         """What must agree between nodes, and what is recorded of this process."""
@@ -134,7 +144,9 @@ class EngineServer:
         }
 
     def close(self) -> None:
-        self.engine.close()
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
 
 
 def node_facts() -> dict[str, Any]:

@@ -18,7 +18,7 @@ from actors.errors import ray_errors, translated
 from actors.spec import EngineSpec
 from hotpass.errors import EngineDied, MachineError
 from hotpass.records.candidate import Candidate
-from hotpass.records.deployment import Deployment, ModelRef
+from hotpass.records.deployment import Deployment
 from hotpass.records.measurement import Assignment, BaselineMeasurement, Failure, OutputCheck, Tier
 from hotpass.records.shapes import ShapeRow
 from hotpass.records.slots import SlotTable
@@ -156,12 +156,12 @@ class RemoteEngine:
 class RemoteBuilder:
     """A builder server in an actor; it sees no GPU."""
 
-    def __init__(self, spec: EngineSpec, model: ModelRef, deadline_seconds: float) -> None:
+    def __init__(self, spec: EngineSpec, deployment: Deployment, deadline_seconds: float) -> None:
         import ray
 
         with ray_errors():
             self._actor = ray.remote(BuilderServer).options(num_cpus=0, num_gpus=0, max_restarts=1).remote(
-                spec, model, deadline_seconds
+                spec, deployment, deadline_seconds
             )  # fmt: skip
             self.has_compiler: bool = ray.get(self._actor.has_compiler.remote(), timeout=START_SECONDS)
 

@@ -6,13 +6,24 @@ Engines are made where they run, never shipped.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from actors.requests import replay_maker
 from engines.protocol import Engine
 from hotpass.canonical import content_hash
 from hotpass.errors import InputError
 from hotpass.records.candidate import Candidate
+from hotpass.records.deployment import Deployment
 from hotpass.records.shapes import ShapeRow
+from hotpass.traffic import Traffic
+
+if TYPE_CHECKING:
+    from engines.build import CandidateBuilder
+
+NARROWEST_BITS = 4.5
+"""Of a weight in any candidate that the catalogue can make (4-bit blocks with a scale and a minimum): how deep cuts must be."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,25 +41,64 @@ class EngineSpec:
     cache_dir: str = ""
     """Where built libraries and derived weights are kept; empty for the user's cache."""
     seed: int = 0
+    traffic: Traffic | None = None
+    """Requests that the slow tier may replay (`actors.requests.sample`); None for the fake, which replays none."""
     visible_devices: str | None = None
     """CUDA_VISIBLE_DEVICES set before the engine starts; None leaves what the process has."""
 
 
-def make_engine(spec: EngineSpec) -> Engine:
+EngineMaker = Callable[[EngineSpec, Deployment], Engine]
+
+
+def make_engine(spec: EngineSpec, deployment: Deployment) -> Engine:
     """The engine of a spec, not loaded yet. Raises InputError for an unknown kind."""
     if spec.visible_devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = spec.visible_devices
     if spec.kind == "fake":
-        from engines.fake import FakeEngine
-
-        return FakeEngine(
-            spec.name, step_time=simulated_step_ms, seed=spec.seed, logit_error=lambda c: 1e-5 if c.parts else 0.0
-        )
+        return _fake(spec)
     if spec.kind == "decoder":
-        from engines.decoder_engine import DecoderEngine
-
-        return DecoderEngine(spec.name, device=spec.device, threads=spec.threads or None, seed=spec.seed)
+        return _decoder(spec, deployment)
     raise InputError("engine", spec.kind, "is not known", "known: decoder, fake")
+
+
+def make_builder(spec: EngineSpec, deployment: Deployment) -> CandidateBuilder:
+    """What builds for a decoder engine: the same inside the engine and ahead of it, so that both find the same files."""
+    from engines.build import CandidateBuilder
+    from engines.cuts import choose_cuts
+
+    llc_bytes = deployment.hardware.last_level_cache_bytes
+    return CandidateBuilder(
+        deployment.model,
+        choose_cuts(deployment.model, llc_bytes, NARROWEST_BITS),
+        cache_dir=spec.cache_dir or None,
+        threads=spec.threads or deployment.hardware.num_devices,
+    )
+
+
+def _fake(spec: EngineSpec) -> Engine:
+    from engines.fake import FakeEngine
+
+    return FakeEngine(
+        spec.name, step_time=simulated_step_ms, seed=spec.seed, logit_error=lambda c: 1e-5 if c.parts else 0.0
+    )
+
+
+def _decoder(spec: EngineSpec, deployment: Deployment) -> Engine:
+    from engines.decoder_engine import DecoderEngine
+    from engines.prepare.store import load_tokenizer
+
+    requests = None
+    if spec.traffic is not None:
+        requests = replay_maker(spec.traffic, load_tokenizer(deployment.model).encode)
+    return DecoderEngine(
+        spec.name,
+        device=spec.device,
+        threads=spec.threads or None,
+        seed=spec.seed,
+        builder=make_builder(spec, deployment),
+        requests=requests,
+        narrowest_bits=NARROWEST_BITS,
+    )
 
 
 def simulated_step_ms(candidate: Candidate, row: ShapeRow) -> float:

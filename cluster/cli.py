@@ -10,6 +10,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from hotpass.errors import HotpassError, InputError
 
@@ -23,7 +24,7 @@ EPILOG = """\
 class _Parser(argparse.ArgumentParser):
     """argparse's own errors become InputErrors: one sentence, exit 2, like every other wrong input."""
 
-    def error(self, message: str) -> None:  # type: ignore[override]
+    def error(self, message: str) -> NoReturn:
         raise InputError(
             "command line",
             " ".join(sys.argv[1:]) or "(empty)",
@@ -75,7 +76,7 @@ def _where_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--quiet", "--json", dest="quiet", action="store_true", help="nothing but the JSON line")
 
 
-def _compile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _compile(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser = commands.add_parser(
         "compile", help="search for a faster forward pass within a budget, verify it, release it"
     )
@@ -97,7 +98,7 @@ def _compile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.set_defaults(run="cluster.commands.compile:run")
 
 
-def _try(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _try(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser = commands.add_parser(
         "try", help="one part, candidate or setting through the search's own judge, gates and ledger"
     )
@@ -121,7 +122,7 @@ def _try(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.set_defaults(run="cluster.commands.try_candidate:run")
 
 
-def _look(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _look(commands: argparse._SubParsersAction[_Parser]) -> None:
     """Commands that only look, and `init-part`."""
     init = commands.add_parser("init-part", help="write a runnable copy of a slot's reference as a part to start from")
     init.add_argument("slot", metavar="SLOT", help="as `model` or `model.layers.*.mlp` (see hotpass slots)")

@@ -9,13 +9,20 @@ from dataclasses import dataclass
 
 from actors.builder import BuilderServer
 from actors.engine import EngineServer
+from actors.requests import sample
 from actors.spec import EngineSpec
 from cluster.plan import Plan
 from cluster.ports import BuilderPort, EnginePort, LocalBuilder, LocalEngine, View
+from hotpass.errors import InputError
+from hotpass.traffic import Traffic, read_traffic
 
 SPARE_CORES = 2
 """Physical cores beyond the engine's threads from which a builder may run while an engine measures."""
-BUILD_DEADLINE_SECONDS = 60.0
+BUILD_DEADLINE_SECONDS = 120.0
+REPLAY_CHOICE = 256
+"""Requests that travel to an engine for its replays; they are drawn from these by seed."""
+REPLAY_CONTEXT = 2048
+"""Tokens of a request that can be replayed: the engine's serving slots are that long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +47,8 @@ def open_machines(plan: Plan, view: View) -> Iterator[Machines]:
         with _on_ray(plan, view) as machines:
             yield machines
         return
-    spec, model = engine_spec(plan), plan.deployment.model
-    builder = LocalBuilder(BuilderServer(spec, model, BUILD_DEADLINE_SECONDS))
+    spec = engine_spec(plan)
+    builder = LocalBuilder(BuilderServer(spec, plan.deployment, BUILD_DEADLINE_SECONDS))
     engine = LocalEngine(EngineServer(spec))
     yield Machines(engines=[engine], builder=builder, build_ahead=False, compiler=builder.server.has_compiler())
 
@@ -52,12 +59,13 @@ def _on_ray(plan: Plan, view: View) -> Iterator[Machines]:
     from actors.local import connected
     from actors.remote import RemoteBuilder, RemoteEngine
 
+    spec = engine_spec(plan)
     view.activity("ray", f"connecting to {plan.spec.address}" if plan.spec.address else "starting a local Ray")
     with connected(plan.spec.address, namespace=f"hotpass-{plan.campaign}"), contextlib.ExitStack() as stack:
         view.activity("ray", "")
-        builder = RemoteBuilder(engine_spec(plan), plan.deployment.model, BUILD_DEADLINE_SECONDS)
+        builder = RemoteBuilder(spec, plan.deployment, BUILD_DEADLINE_SECONDS)
         stack.callback(builder.close)
-        engine = RemoteEngine(engine_spec(plan), num_cpus=1.0)
+        engine = RemoteEngine(spec, num_cpus=1.0)
         yield Machines(
             engines=[engine], builder=builder, build_ahead=may_build_ahead(plan), compiler=builder.has_compiler
         )
@@ -72,7 +80,24 @@ def engine_spec(plan: Plan, index: int = 0) -> EngineSpec:
         device=hardware.device,
         threads=plan.spec.threads,
         seed=plan.spec.seed + index,
+        traffic=None if plan.spec.engine == "fake" else replayed_traffic(plan),
     )
+
+
+def replayed_traffic(plan: Plan) -> Traffic:
+    """What the slow tier draws from. Raises InputError when the trace is no longer what the campaign was planned with."""
+    from engines.prepare.store import load_tokenizer
+
+    spec, deployment = plan.spec, plan.deployment
+    traffic = read_traffic(
+        spec.traffic,
+        max_context=deployment.model.max_context,
+        limit=spec.requests or None,
+        encode=load_tokenizer(deployment.model).encode,
+    )
+    if traffic.ref.content_hash != deployment.traffic.content_hash:
+        raise InputError("traffic", spec.traffic, "has changed since this campaign was planned", "start a new campaign")
+    return sample(traffic, REPLAY_CHOICE, plan.pace.replay_output_tokens, REPLAY_CONTEXT)
 
 
 def may_build_ahead(plan: Plan) -> bool:

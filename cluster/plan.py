@@ -38,6 +38,8 @@ class Pace:
     """Candidates measured cold, at most."""
     replay_requests: int
     """Requests of one replay on the slow tier."""
+    replay_output_tokens: int
+    """Only requests with at most so many output tokens are replayed; 0 for all. Long answers are for long budgets."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +90,7 @@ def pace_for(budget_seconds: float) -> Pace:
             alpha=0.05, min_rounds=2, max_rounds=max(3, round(4 * scale)), half_width=0.05, equal_margin=0.02
         ),
         cold=Stopping(
-            alpha=0.02, min_rounds=5, max_rounds=round(16 * max(1.0, scale)), half_width=0.02, equal_margin=0.01
+            alpha=0.05, min_rounds=5, max_rounds=round(16 * max(1.0, scale)), half_width=0.02, equal_margin=0.01
         ),
         fast_deadline_seconds=max(10.0, 45 * min(1.0, scale)),
         slow_deadline_seconds=max(15.0, 60 * scale),
@@ -96,6 +98,7 @@ def pace_for(budget_seconds: float) -> Pace:
         reserve_seconds=budget_seconds * 0.3,
         num_finalists=2 if scale < 2 else 3,
         replay_requests=2 if scale < 2 else 4,
+        replay_output_tokens=32 if scale < 2 else (128 if scale < 4 else 0),
     )
 
 

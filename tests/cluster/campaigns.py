@@ -108,9 +108,8 @@ def machines_with(
 
     @contextlib.contextmanager
     def opened(plan: Plan, view: View) -> Iterator[Machines]:
-        server = EngineServer(engine_spec(plan))
-        server.engine = make_engine()
-        builder = LocalBuilder(BuilderServer(server.spec, plan.deployment.model, 10.0))
+        server = EngineServer(engine_spec(plan), lambda spec, deployment: make_engine())
+        builder = LocalBuilder(BuilderServer(server.spec, plan.deployment, 10.0))
         yield Machines(engines=[wrap(LocalEngine(server))], builder=builder, build_ahead=False, compiler=True)
 
     return opened
