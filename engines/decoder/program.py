@@ -24,7 +24,7 @@ from engines.decoder.serve import Limits, ServingLoop, score_text
 from engines.decoder.side import DecoderSide
 from engines.decoder.slots import reference_source, slot_table
 from engines.decoder.source import failed_by
-from engines.decoder.windows import as_failure, run_window, warm_up
+from engines.decoder.windows import as_failure, run_window
 from engines.program import Artefacts, Fingerprint, KvPlan, ReplayRequest, StepEvent, WindowInputs, WindowReply
 from hotpass.errors import InputError
 from hotpass.records.candidate import Candidate
@@ -133,10 +133,6 @@ class DecoderProgram:
             if (side, cut) in self._sides:
                 self._take_off(self._sides[side, cut])
         torch.set_num_threads(self._threads)
-
-    def warm_up(self, side: str, cut: int) -> None:
-        """One step of every row; for a baseline after its contexts are loaded."""
-        warm_up(self._side(side, cut))
 
     def compute_contexts(self, cut: int, row: int, tokens: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """KV float32 [layers, 2, kv_heads, context, head_dim] of each sequence; the tokens themselves where the model keeps

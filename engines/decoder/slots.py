@@ -44,7 +44,8 @@ def slot_table(net: Net) -> SlotTable:
         )
     ]
     for name, module in slot_modules(net).items():
-        signature, digest = _described(type(module))
+        kind: Any = type(module)
+        signature, digest = _described(kind)
         slots.append(
             Slot(
                 name=name,
@@ -67,8 +68,9 @@ def table_version(net: Net) -> str:
 def reference_source(net: Net, slot: str) -> str:
     """Source of the class that a slot stands for; of `model`, the classes of the causal LM, its base and its layers' kinds."""
     if slot != WHOLE:
-        return _source(type(slot_modules(net)[slot]))
-    kinds: dict[type, None] = {}
+        stands_for: Any = type(slot_modules(net)[slot])
+        return _source(stands_for)
+    kinds: dict[Any, None] = {}
     for module in net.modules.values():
         if type(module).__module__.startswith("transformers.models."):
             kinds[type(module)] = None
