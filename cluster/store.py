@@ -1,0 +1,237 @@
+"""Candidates as folders: `candidate.toml` and the sources of its parts.
+
+    candidates/<id>/candidate.toml, parts/<n>-<name>/…      written whole or not at all, verified by hash when read
+
+A person's candidate has the same form: `candidate.toml` beside the parts that it names, ids and hashes optional.
+What is not here: the log (`cluster.events`), measured passes (`cluster.passes`), and which candidate is good.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tomllib
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pydantic
+
+from hotpass.errors import InputError, LedgerError
+from hotpass.parts import declaration, read_part
+from hotpass.records.candidate import Candidate, Numerics, PartSource, PartUse, Value
+from hotpass.settings import DEFAULTS, check_setting
+from search.space import make_candidate
+
+SCHEMA = 1
+FILE = "candidate.toml"
+
+
+class _PartEntry(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+
+    name: str
+    folder: str = ""
+    """Relative to candidate.toml; `parts/<name>`, or `<name>`, when absent."""
+    files: list[str] | None = None
+    sha256: str = ""
+    params: dict[str, Any] = {}
+
+
+class _CandidateFile(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+
+    schema_: int = pydantic.Field(default=SCHEMA, alias="schema")
+    id: str = ""
+    label: str = ""
+    """For readers; not read back."""
+    numerics: str = ""
+    settings: dict[str, Any] = {}
+    parallelism: dict[str, int] = {}
+    parts: list[_PartEntry] = []
+
+
+def save_candidate(folder: Path, candidate: Candidate) -> Path:
+    """Write a candidate into the campaign in `folder`, and return its own folder. Durable when it returns; nothing when it is there.
+
+    Raises InputError for a source path that leads out of the part's folder, LedgerError when the disk refuses.
+    """
+    target = Path(folder) / "candidates" / candidate.id
+    if (target / FILE).exists():
+        return target
+    temporary = target.with_name(f".{candidate.id}.{os.getpid()}")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        _write_candidate(temporary, candidate)
+        try:
+            temporary.rename(target)
+        except OSError:
+            if not (target / FILE).exists():  # another writer of the same content may have been first
+                raise
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise LedgerError(f"candidate {candidate.short_id} cannot be written to {target}: {error.strerror}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def load_candidate(folder: Path, candidate_id: str) -> Candidate:
+    """A candidate of the campaign in `folder`, whose content is verified against its id. Raises InputError."""
+    found = read_candidate_folder(Path(folder) / "candidates" / candidate_id)
+    if found.id != candidate_id:
+        raise InputError("candidate", candidate_id, f"has the content of {found.id}", "restore the folder from a copy")
+    return found
+
+
+def load_candidates(folder: Path) -> dict[str, Candidate]:
+    """Every candidate of the campaign, by id, each verified."""
+    paths = sorted((Path(folder) / "candidates").glob(f"[!.]*/{FILE}"))
+    return {path.parent.name: load_candidate(folder, path.parent.name) for path in paths}
+
+
+def read_candidate_folder(folder: Path, *, dtype: str = "float32") -> Candidate:
+    """A candidate from a folder with candidate.toml, a campaign's or a person's.
+
+    Parameters left out have their defaults, settings equal to the default are dropped. Without `numerics` in the file, the class
+    follows from the declarations for a model of `dtype`. Raises InputError: unknown key, wrong type, missing source, hash mismatch.
+    """
+    folder = Path(folder)
+    entry = _parsed(folder)
+    uses = [_part_use(folder, part) for part in entry.parts]
+    settings = {name: check_setting(name, _from_toml(value)) for name, value in entry.settings.items()}
+    settings = {name: value for name, value in settings.items() if value != DEFAULTS[name]}
+    derived = make_candidate(uses, settings, dtype)
+    try:
+        numerics = Numerics(entry.numerics) if entry.numerics else derived.numerics
+    except ValueError:
+        known = ", ".join(kind.value for kind in Numerics)
+        raise InputError(
+            f"{folder / FILE}: numerics", entry.numerics, "is not a class", f"use one of {known}"
+        ) from None
+    candidate = Candidate(parts=tuple(uses), settings=settings, parallelism=entry.parallelism, numerics=numerics)
+    if entry.id not in ("", candidate.id):
+        raise InputError(
+            f"{folder / FILE}: id",
+            entry.id,
+            f"does not belong to this content ({candidate.id})",
+            "remove the line `id`",
+        )
+    return candidate
+
+
+def _write_candidate(folder: Path, candidate: Candidate) -> None:
+    folder.mkdir(parents=True)
+    lines = [
+        f"schema = {SCHEMA}",
+        f"id = {_toml(candidate.id)}",
+        f"label = {_toml(candidate.label)}",
+        f"numerics = {_toml(candidate.numerics.value)}",
+    ]
+    for title, table in (("settings", candidate.settings), ("parallelism", candidate.parallelism)):
+        if table:
+            lines += ["", f"[{title}]", *(f"{_toml(name)} = {_toml(value)}" for name, value in sorted(table.items()))]
+    for index, use in enumerate(candidate.parts):
+        where = f"parts/{index}-{re.sub(r'[^A-Za-z0-9._-]+', '-', use.source.name)[:60]}"
+        lines += [
+            "",
+            "[[parts]]",
+            f"name = {_toml(use.source.name)}",
+            f"folder = {_toml(where)}",
+            f"files = [{', '.join(_toml(path) for path, _ in use.source.files)}]",
+            f"sha256 = {_toml(use.source.sha256)}",
+            "params = { "
+            + ", ".join(f"{_toml(name)} = {_toml(value)}" for name, value in sorted(use.params.items()))
+            + " }",
+        ]
+        for path, text in use.source.files:
+            _write_file(folder / where / _inside(use.source.name, path), text.encode())
+    _write_file(folder / FILE, ("\n".join(lines) + "\n").encode())
+
+
+def _parsed(folder: Path) -> _CandidateFile:
+    path = folder / FILE
+    if not path.is_file():
+        raise InputError("candidate", folder, f"has no {FILE}", "give a folder with candidate.toml and its parts")
+    try:
+        entry = _CandidateFile.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError("candidate", path, f"is not TOML: {error}", "correct it") from None
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(item) for item in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = _PartEntry if first["loc"][0] == "parts" else _CandidateFile
+            names = ", ".join(field.alias or name for name, field in known.model_fields.items())
+            raise InputError(f"{path}: key", where, "is not known", f"known: {names}") from None
+        raise InputError(f"{path}: {where}", first["input"], f"cannot be used: {first['msg']}", "correct it") from None
+    if entry.schema_ != SCHEMA:
+        raise InputError(f"{path}: schema", entry.schema_, "is not known", f"this hotpass reads schema {SCHEMA}")
+    return entry
+
+
+def _part_use(folder: Path, entry: _PartEntry) -> PartUse:
+    where = f"{folder / FILE}: part {entry.name}"
+    places = [entry.folder] if entry.folder else [f"parts/{entry.name}", entry.name, f"{entry.name}.py"]
+    root = next((folder / _inside(entry.name, place) for place in places if (folder / place).exists()), None)
+    if root is None:
+        raise InputError(where, places[0], "does not exist", "put the part's sources there, or name their `folder`")
+    if entry.files is None:
+        read = read_part(root)
+        source = PartSource(name=entry.name, files=read.files)
+    else:
+        source = PartSource(
+            name=entry.name, files=tuple((path, _text(root / _inside(entry.name, path))) for path in entry.files)
+        )
+    if entry.sha256 not in ("", source.sha256):
+        raise InputError(
+            where, entry.sha256, f"is not the hash of its sources ({source.sha256})", "restore or remove sha256"
+        )
+    return declaration(source).bind(source, {name: _from_toml(value) for name, value in entry.params.items()})
+
+
+def _inside(part: str, path: str) -> str:
+    """The path, if it stays inside of the folder that it is relative to."""
+    pure = PurePosixPath(path)
+    if pure.is_absolute() or ".." in pure.parts or not pure.parts:
+        raise InputError(f"part {part}: file", path, "leads out of its folder", "use a relative path without ..")
+    return path
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError):
+        raise InputError("candidate: source", path, "is missing or not UTF-8 text", "restore it from a copy") from None
+
+
+def _toml(value: Value) -> str:
+    """TOML has no null, so None is a table that says so. JSON's escapes are TOML's, but for DEL."""
+    if value is None:
+        return "{ none = true }"
+    return json.dumps(value).replace("\x7f", "\\u007f")
+
+
+def _from_toml(value: Any) -> Value:
+    if value == {"none": True}:
+        return None
+    if isinstance(value, (str, int, float, bool)):
+        return value
+    raise InputError("candidate: value", value, "is no text, number or boolean", "write a plain value")
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
