@@ -1,4 +1,4 @@
-"""C++ files of parts to shared libraries, kept by content: source, parameters, flags, compiler and instruction set.
+"""C++ files of parts to shared libraries, kept by content: C++ text, macros it names, flags, compiler, instruction set.
 
     part's files ──► src/ ──compile──► object ──link──► <library>.so      cache/native/<key>/, made once, whole or not at all
 
@@ -128,10 +128,10 @@ def build_native(
         raise build_failed(
             f"part {source.name} has C++ files, and this machine has no C++ compiler; install g++ or clang++"
         )
-    flags = _flags(source.name, declaration, params)
-    key = content_hash(
-        [BUILD_VERSION, source.sha256, sorted(declaration.native.items()), flags, compiler.version, compiler.isa]
-    )
+    texts = [(path, text) for path, text in source.files if not path.endswith(".py")]
+    flags = _flags(source.name, declaration, params, "".join(text for _, text in texts))
+    libraries = sorted(declaration.native.items())
+    key = content_hash([BUILD_VERSION, texts, libraries, flags, compiler.version, compiler.isa])
     target = cache_root(cache_dir) / "native" / key[:32]
     ends = time.monotonic() + deadline_seconds
 
@@ -139,7 +139,7 @@ def build_native(
         return all((folder / f"{library}.so").is_file() for library in declaration.native)
 
     def make(folder: Path) -> None:
-        _write_sources(source, folder / "src")
+        _write_sources(source.name, texts, folder / "src")
 
         def compile_one(item: tuple[str, str]) -> None:
             _compile(
@@ -202,17 +202,18 @@ def _first_error(output: str, returncode: int) -> str:
     return (errors or lines or [f"exit {returncode} without a word"])[0]
 
 
-def _write_sources(source: PartSource, folder: Path) -> None:
-    for relative, text in source.files:
+def _write_sources(part: str, texts: Sequence[tuple[str, str]], folder: Path) -> None:
+    for relative, text in texts:
         path = folder / relative
         if not path.resolve().is_relative_to(folder.resolve()):
-            raise build_failed(f"part {source.name}: file {relative} lies outside of the part")
+            raise build_failed(f"part {part}: file {relative} lies outside of the part")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
 
-def _flags(part: str, declaration: PartDeclaration, params: Mapping[str, Value]) -> list[str]:
-    """The part's own flags and its parameters as macros. Raises CandidateFailed for what is not allowed."""
+def _flags(part: str, declaration: PartDeclaration, params: Mapping[str, Value], text: str) -> list[str]:
+    """The part's own flags, and its parameters as macros: those that its C++ names, so that a parameter of the Python
+    side alone builds nothing anew. Raises CandidateFailed for what is not allowed."""
     unknown = [flag for flag in declaration.native_flags if flag not in ALLOWED_FLAGS]
     if unknown:
         raise build_failed(f"part {part}: flag {unknown[0]} is not allowed; allowed: {' '.join(ALLOWED_FLAGS)}")
@@ -221,7 +222,9 @@ def _flags(part: str, declaration: PartDeclaration, params: Mapping[str, Value])
             raise build_failed(f"part {part}: native library {library!r} is not a plain name")
         if not file.endswith(".cpp"):
             raise build_failed(f"part {part}: {file} is not C++; native files end in .cpp")
-    macros = (f"-DHP_{name.upper()}={_macro(part, name, value)}" for name, value in sorted(params.items()))
+    named = {f"HP_{name.upper()}": _macro(part, name, value) for name, value in sorted(params.items())}
+    pasted = "##" in text  # a name may be put together by the preprocessor
+    macros = [f"-D{name}={value}" for name, value in named.items() if pasted or name in text]
     return [*declaration.native_flags, *macros]
 
 

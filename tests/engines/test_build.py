@@ -69,6 +69,14 @@ def test_parameters_are_macros_and_each_binding_a_library_of_its_own(tmp_path: P
 
 
 @needs_compiler
+def test_a_parameter_that_the_cpp_does_not_name_builds_nothing_anew(tmp_path: Path) -> None:
+    one = native_part('extern "C" int answer() { return HP_BASE; }')
+    assert built(one, tmp_path, twice=True) == built(one, tmp_path, twice=False)
+    pasted = native_part('#define J(a) HP_ ## a\nextern "C" int answer() { return J(TWICE); }')
+    assert ctypes.CDLL(str(built(pasted, tmp_path, twice=True)["lib"])).answer() == 1
+
+
+@needs_compiler
 def test_flags_of_a_part_do_not_change_the_process_that_loads_it(tmp_path: Path) -> None:
     source = native_part('extern "C" float third(float x) { return x / 3; }', flags=("-ffast-math",))
     library = built(source, tmp_path)["lib"]
