@@ -80,13 +80,13 @@ class _Server:
         self._channel = channel
         self._program = program
         self._out: torch.Tensor | None = None
-        self._contexts: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self._contexts: dict[tuple[int, int], torch.Tensor] = {}
+        """(cut, sequence) → the longest context that any row has for that sequence of it."""
         self._handlers: dict[str, Callable[[Message], Reply]] = {
             "load": self._load,
             "slots": lambda message: (self._program.slots(), []),
             "install": self._install,
             "install_baseline": self._install_baseline,
-            "warm_up": self._warm_up,
             "uninstall": self._uninstall,
             "compute_contexts": self._compute_contexts,
             "keep_contexts": self._keep_contexts,
@@ -131,11 +131,6 @@ class _Server:
         install: Callable[[str, str, int], Any] = self._program.install_baseline  # type: ignore[attr-defined]
         return install(message.body["side"], message.body["name"], message.body["cut"]), []
 
-    def _warm_up(self, message: Message) -> Reply:
-        warm_up: Callable[[str, int], None] = self._program.warm_up  # type: ignore[attr-defined]
-        warm_up(message.body["side"], message.body["cut"])
-        return None, []
-
     def _uninstall(self, message: Message) -> Reply:
         self._program.uninstall(message.body["side"])
         return None, []
@@ -152,14 +147,15 @@ class _Server:
         from engines.memory import MemoryIndex, SealedMemory, attach
 
         mapped = attach(SealedMemory(fd=message.fds[0], index=from_plain(MemoryIndex, message.body["index"])))
-        place = (message.body["cut"], message.body["row"])
-        self._contexts[place] = [mapped[str(index)] for index in range(len(mapped))]
+        for sequence in message.body["sequences"]:
+            self._contexts[message.body["cut"], sequence] = mapped[str(sequence)]
         return None, []
 
     def _load_contexts(self, message: Message) -> Reply:
         body = message.body
-        for row in body["rows"]:
-            self._program.load_contexts(body["side"], body["cut"], row, self._contexts[(body["cut"], row)])
+        for row, lengths in body["rows"]:
+            contexts = [_start(self._contexts[body["cut"], i], length) for i, length in enumerate(lengths)]
+            self._program.load_contexts(body["side"], body["cut"], row, contexts)
         return None, []
 
     def _window(self, message: Message) -> Reply:
@@ -213,6 +209,11 @@ def _derived(
                 slots[slot][tensor_name] = tensor
         parts.append(slots)
     return tuple(parts)
+
+
+def _start(context: torch.Tensor, length: int) -> torch.Tensor:
+    """The first tokens of a context: of KV [layers, 2, kv_heads, context, head_dim], or of token ids [context]."""
+    return context[:length] if context.dim() == 1 else context[:, :, :, :length]
 
 
 def _tokens(blob: bytes) -> torch.Tensor:

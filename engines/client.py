@@ -6,6 +6,7 @@ crash, a timeout or a broken reply the child is dead, and `alive` is False.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -21,6 +22,7 @@ from engines.program import CandidateFailed
 from engines.wire import ChannelClosed, ChannelTimeout, Message, ProtocolBroken, close_all, encode
 from engines.zygote import Zygote
 from hotpass.decode import DecodeError, from_plain
+from hotpass.errors import EngineDied
 from hotpass.records.measurement import Failure, FailureKind
 
 T = TypeVar("T")
@@ -175,7 +177,8 @@ class Child:
 
     def _end(self) -> None:
         self.alive = False
-        self._zygote.end(self.pid)
+        with contextlib.suppress(EngineDied):  # a dead zygote has taken its children with it
+            self._zygote.end(self.pid)
 
 
 def token_bytes(tokens: Sequence[int] | np.ndarray) -> bytes:

@@ -9,32 +9,31 @@ caller at a time. What a candidate does wrong is in the results; only inputs and
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from engines.client import Child, token_bytes
+from engines.cuts import choose_cuts
 from engines.judge.attempt import Judge
 from engines.judge.baselines import BASELINE_NAMES, measure_baseline
-from engines.judge.inputs import RandomTokens, SourceMaker, TokenSource, seed_of
-from engines.judge.install import Builder, Installer, PartFiles
+from engines.judge.inputs import SourceMaker
+from engines.judge.install import Builder, Installer
 from engines.judge.scoring import reference_noise, score_texts
+from engines.judge.texts import RequestMaker, text_sources
 from engines.limits import ChildLimits
 from engines.program import CandidateFailed, ReplayRequest
 from engines.stable import Recipe, Stable, machine_fault
 from engines.threading_env import environment_record, usable_cores
 from hotpass.errors import EngineDied, InputError
 from hotpass.records.candidate import Candidate
-from hotpass.records.deployment import Deployment, ModelRef
+from hotpass.records.deployment import Deployment
 from hotpass.records.measurement import (
     Agreement,
     Assignment,
     BaselineMeasurement,
     Environment,
-    Failure,
-    FailureKind,
     MeasureResult,
     OutputCheck,
     ReloadReport,
@@ -51,11 +50,6 @@ DECODER = "engines.decoder.program:DecoderProgram"
 CALL_SECONDS = 120.0
 """Deadline of install, generate and restore when called by themselves."""
 
-CACHE_FACTOR = 3
-"""A cut streams so many times the last-level cache, so that it is read from memory as the whole model is."""
-
-RequestMaker = Callable[[int, int, bool], Sequence[ReplayRequest]]
-"""(how many, seed, held out) → requests to replay."""
 
 
 class DecoderEngine:
@@ -65,10 +59,14 @@ class DecoderEngine:
         self,
         name: str = "decoder-0",
         *,
+        device: str = "",
+        threads: int | None = None,
+        seed: int = 0,
+        traffic: str = "",
+        cache_dir: str = "",
         builder: Builder | None = None,
         sources: SourceMaker | None = None,
         requests: RequestMaker | None = None,
-        threads: int | None = None,
         program: str = DECODER,
         search_path: Sequence[str] = (),
         limits: ChildLimits | None = None,
@@ -78,15 +76,18 @@ class DecoderEngine:
         window_ms: float = 20.0,
         aa_seconds: float = 4.0,
     ) -> None:
-        """`builder` compiles native files and derives weights; without it, only parts that need neither can be installed.
+        """`device`: `cpu` or `cuda`, the deployment's by default. `threads`: physical cores by default. `seed`: of contexts and pool.
 
-        `sources`: text for inputs (default: the bundled corpus through the model's tokenizer, random tokens without one). `requests`:
-        what the slow tier replays (default: the deployment's traffic). `narrowest_bits`: of a weight in any candidate that will come,
-        which sets how deep the fast tier's cuts are. `serving_context`: longest sequence that can be served (default: 2048 or the
-        model's). `pool_sets`: input sets with known references, a row. `window_ms`: shortest window of as loaded.
+        `traffic`: path or preset that the slow tier replays (default: the deployment's name for it); `requests` gives them directly.
+        `builder` compiles native files and derives weights (default: `engines.build`, which keeps them in `cache_dir`, the user's cache
+        by default). `sources`: text for inputs (default: the bundled corpus through the model's tokenizer, random tokens without one). `narrowest_bits`: of a weight
+        in any candidate that will come, which sets how deep the fast tier's cuts are. `serving_context`: longest sequence that can be
+        served (default: 2048 or the model's). `pool_sets`: input sets with known references, a row. `window_ms`: shortest window of as
+        loaded. `aa_seconds`: time for A/A at the birth of a child.
         """
         self.name = name
-        self._builder = builder
+        self._device, self._seed, self._traffic = device, seed, traffic
+        self._builder, self._cache_dir = builder, cache_dir
         self._sources = sources
         self._requests = requests
         self._threads = threads or usable_cores()
@@ -127,7 +128,7 @@ class DecoderEngine:
             raise
         self._stable, self._deployment = stable, deployment
         self._environment = environment_record(deployment.hardware.id, recipe.threads)
-        self._installer = Installer(stable, self._builder or _no_builder)
+        self._installer = Installer(stable, self._builder or self._default_builder(deployment, cuts))
         whole = len(cuts) - 1
         self._judge = Judge(
             name=self.name,
@@ -140,6 +141,7 @@ class DecoderEngine:
             output_tokens_per_step=deployment.shapes.output_tokens_per_step,
         )
         stable.noise_abs = self._measured_noise()
+        stable.discard_reference()  # its memory is worth more than the second that another one costs
         stable.phases_ms["total"] = (time.perf_counter() - start) * 1e3
         return dict(stable.phases_ms)
 
@@ -243,6 +245,11 @@ class DecoderEngine:
             self._loaded.discard_pair()
             raise
 
+    def _default_builder(self, deployment: Deployment, cuts: Sequence[tuple[int, ...]]) -> Builder:
+        from engines.build import CandidateBuilder
+
+        return CandidateBuilder(deployment.model, cuts, cache_dir=self._cache_dir or None, threads=self._threads)
+
     def _measured_noise(self) -> float:
         """The largest difference of the reference from itself; at least the grain of fp32 sums."""
         with machine_fault("the reference's noise"):
@@ -265,7 +272,7 @@ class DecoderEngine:
             preload_optional=(f"transformers.models.{family}.modeling_{family}",) if self._program == DECODER else (),
             search_path=self._search_path,
             model=model,
-            device=deployment.hardware.device,
+            device=self._device or deployment.hardware.device,
             threads=self._threads,
             cuts=cuts,
             rows=deployment.shapes.rows,
@@ -273,6 +280,7 @@ class DecoderEngine:
             serving_context=context,
             limits=self._limits,
             sources=self._sources or text_sources(model),
+            seed=self._seed,
             pool_sets=self._pool_sets,
             window_seconds=self._window_seconds,
             aa_seconds=self._aa_seconds,
@@ -306,58 +314,6 @@ class DecoderEngine:
         if not fitting:
             raise InputError("requests", len(made), f"do not fit {limit} tokens", "raise serving_context")
         return fitting
-
-
-def choose_cuts(model: ModelRef, llc_bytes: int, narrowest_bits: float) -> tuple[tuple[int, ...], ...]:
-    """Cuts of the fast tier and, last, the whole model: (d1 layers, d2 layers, all), or (all,) alone.
-
-    d1 is the least depth at which a candidate with weights of `narrowest_bits` streams more than three last-level caches; d2 is twice
-    that, so that the difference of depths is as large as the first. Where d2 would be more than half of the model, the whole model is
-    the fast tier: two cuts would take as long and say less.
-    """
-    whole = tuple(range(model.num_layers))
-    head = model.vocab_size * model.hidden_size
-    per_layer = max(1, (model.num_params - head) // max(1, model.num_layers))
-    needed = CACHE_FACTOR * llc_bytes - head * narrowest_bits / 8
-    shallow = max(1, math.floor(needed / (per_layer * narrowest_bits / 8)) + 1)
-    deep = 2 * shallow
-    if 2 * deep > model.num_layers:
-        return (whole,)
-    return (whole[:shallow], whole[:deep], whole)
-
-
-def text_sources(model: ModelRef) -> SourceMaker:
-    """Text of the bundled corpus through the model's tokenizer; uniform token ids for a model without one."""
-    from engines.prepare.store import load_tokenizer
-
-    try:
-        encode = load_tokenizer(model).encode
-    except InputError:
-        return lambda seed, held_out: RandomTokens(model.vocab_size, seed_of(seed, held_out))
-    return lambda seed, held_out: _CorpusText(encode, seed, held_out)
-
-
-class _CorpusText:
-    """The corpus as a TokenSource."""
-
-    def __init__(self, encode: Callable[[str], list[int]], seed: int, held_out: bool) -> None:
-        from hotpass.traffic.text import TextSource
-
-        self._source: TokenSource = TextSource(encode, seed, held_out=held_out)
-
-    def draw(self, count: int) -> Sequence[int]:
-        return self._source.draw(count)
-
-
-def _no_builder(candidate: Candidate, seconds: float) -> Sequence[PartFiles]:
-    """For parts of pure Python without derived weights."""
-    from hotpass.parts import declaration
-
-    for use in candidate.parts:
-        if declaration(use.source).native:
-            message = f"{use.source.name} has C++ files, and this engine was made without a builder"
-            raise CandidateFailed(Failure(kind=FailureKind.BUILD, message=message))
-    return [PartFiles(native={}, derived=()) for _ in candidate.parts]
 
 
 def _soon() -> float:

@@ -26,7 +26,7 @@ class ChildLimits:
     memory_bytes: int = 0
     """Private writable memory (RLIMIT_DATA; shared weights do not count); 0 leaves it unlimited."""
     file_bytes: int = 1 << 28
-    """Largest file that it may write."""
+    """Largest file that it may write; 0 leaves it unlimited."""
     open_files: int = 1024
     extra_processes: int = 512
     """Processes and threads beyond those that its user has now (no effect for root)."""
@@ -39,10 +39,11 @@ class ChildLimits:
 def apply_limits(limits: ChildLimits) -> None:
     """Resource limits of the calling process."""
     _lower(resource.RLIMIT_CORE, 0)
-    _lower(resource.RLIMIT_FSIZE, limits.file_bytes)
     _lower(resource.RLIMIT_NOFILE, limits.open_files)
     if os.getuid() != 0:
         _lower(resource.RLIMIT_NPROC, _tasks_of_user(os.getuid()) + limits.extra_processes)
+    if limits.file_bytes:
+        _lower(resource.RLIMIT_FSIZE, limits.file_bytes)
     if limits.memory_bytes:
         _lower(resource.RLIMIT_DATA, limits.memory_bytes)
 

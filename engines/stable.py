@@ -71,6 +71,8 @@ class Recipe:
     serving_context: int
     limits: ChildLimits
     sources: SourceMaker
+    seed: int
+    """Of contexts, pool and A/A."""
     pool_sets: int
     window_seconds: float
     """A window of as loaded is at least so long."""
@@ -110,7 +112,7 @@ class Stable:
         self.pool: dict[Place, list[InputSet]] = {}
         self.noise_abs = 0.0
         self.facts: dict[str, str] = {}
-        self._contexts: dict[Place, SealedMemory] = {}
+        self._contexts: list[_Contexts] = []
         self._pair: PairChild | None = None
         self._reference: Child | None = None
         self._births = 0
@@ -160,10 +162,14 @@ class Stable:
         self.zygote = Zygote(self._environment)
         self._prepare_zygote()
 
-    def fresh_child(self, kv: KvPlan | None = None, threads: int | None = None) -> Child:
-        """A new child with the program loaded and contexts at hand. The caller closes it. Raises CandidateFailed, EngineDied."""
+    def fresh_child(self, kv: KvPlan | None = None, threads: int | None = None, *, trusted: bool = False) -> Child:
+        """A new child with the program loaded and contexts at hand. The caller closes it. Raises CandidateFailed, EngineDied.
+
+        A trusted child never sees a candidate, and has no limits of memory and files: contexts are large.
+        """
         plan = kv if kv is not None else self.kv
-        child = Child(self.zygote, self.recipe.program, self.recipe.limits, _buffer_floats(plan, self.recipe.model))
+        limits = replace(self.recipe.limits, memory_bytes=0, file_bytes=0) if trusted else self.recipe.limits
+        child = Child(self.zygote, self.recipe.program, limits, _buffer_floats(plan, self.recipe.model))
         try:
             self.facts.update(child.facts)
             start = time.perf_counter()
@@ -181,9 +187,8 @@ class Stable:
             )
             child.phases_ms.update(phases)
             child.phases_ms["load"] = (time.perf_counter() - start) * 1e3
-            for (cut, row), memory in self._contexts.items():
-                body = {"cut": cut, "row": row, "index": memory.index}
-                child.call_plain("keep_contexts", body, deadline=_soon(), fds=(memory.fd,))
+            for contexts in self._contexts:
+                _keep(child, contexts)
         except BaseException:
             child.close()
             raise
@@ -192,15 +197,15 @@ class Stable:
     def load_contexts(self, child: Child, side: str, places: Sequence[Place], deadline: float) -> None:
         """Copy the reference's KV into a side's slots of those rows."""
         for cut in sorted({cut for cut, _ in places}):
-            rows = [row for at, row in places if at == cut]
+            rows = [(row, self.kv.row_contexts(row)) for at, row in places if at == cut]
             child.call_plain("load_contexts", {"side": side, "cut": cut, "rows": rows}, deadline=deadline)
 
     def reference(self) -> Child:
         """The reference child, with contexts loaded; born again if it died. Raises CandidateFailed."""
         if self._reference is None or not self._reference.alive:
             self.discard_reference()
-            self._reference = self.fresh_child()
-            self.load_contexts(self._reference, "reference", list(self._contexts), _soon())
+            self._reference = self.fresh_child(trusted=True)
+            self.load_contexts(self._reference, "reference", list(self.pool), _soon())
         return self._reference
 
     def discard_reference(self) -> None:
@@ -220,8 +225,8 @@ class Stable:
         """End every process, close every descriptor."""
         self.discard_pair()
         self.discard_reference()
-        for memory in self._contexts.values():
-            memory.close()
+        for contexts in self._contexts:
+            contexts.memory.close()
         self._contexts.clear()
         self.zygote.close()
         self.keeper.close()
@@ -243,10 +248,10 @@ class Stable:
         """Steps of each row's window so that as loaded takes at least `window_seconds` on the smallest cut."""
         vocab = self.recipe.model.vocab_size
         single = self._plan([1] * len(self.recipe.rows))
-        source = self.recipe.sources(seed_of("calibration"), False)
+        source = self.recipe.sources(seed_of(self.recipe.seed, "calibration"), False)
         cut = min(range(len(self.recipe.cuts)), key=lambda index: len(self.recipe.cuts[index]))
         steps = []
-        with self.fresh_child(single) as child:
+        with self.fresh_child(single, trusted=True) as child:
             for row, item in enumerate(self.recipe.rows):
                 tokens = window_tokens(source, single, row)
                 seconds = min(
@@ -258,19 +263,17 @@ class Stable:
         return self._plan(steps)
 
     def _compute_references(self) -> None:
-        """Contexts of every row of every cut, then the reference's logits for the pool."""
-        source = self.recipe.sources(seed_of("pool"), False)
+        """Contexts of every cut, then the reference's logits for the pool."""
+        source = self.recipe.sources(seed_of(self.recipe.seed, "pool"), False)
+        child = self._reference = self.fresh_child(trusted=True)
+        lengths = [self.kv.row_contexts(row) for row in range(len(self.recipe.rows))]
+        texts = [list(source.draw(length)) for length in longest_contexts(lengths)]
+        for cut in range(len(self.recipe.cuts)):
+            for row, sequences in computed_in(lengths).items():
+                contexts = self._computed_contexts(child, cut, row, sequences, texts)
+                self._contexts.append(contexts)
+                _keep(child, contexts)
         places = self.places(range(len(self.recipe.cuts)))
-        tokens_of_row = [
-            [list(source.draw(length)) if length else [] for length in self.kv.row_contexts(row)]
-            for row in range(len(self.recipe.rows))
-        ]
-        child = self._reference = self.fresh_child()
-        for place in places:
-            self._contexts[place] = self._computed_contexts(child, place, tokens_of_row[place[1]])
-            memory, (cut, row) = self._contexts[place], place
-            body = {"cut": cut, "row": row, "index": memory.index}
-            child.call_plain("keep_contexts", body, deadline=_soon(), fds=(memory.fd,))
         self.load_contexts(child, "reference", places, _soon())
         for place in places:
             self.pool[place] = [self._referenced(child, place, source) for _ in range(self._num_sets(place[1]))]
@@ -280,14 +283,19 @@ class Stable:
         decode = self.recipe.rows[row].phase is Phase.DECODE
         return self.recipe.pool_sets if decode else max(1, self.recipe.pool_sets // 2)
 
-    def _computed_contexts(self, child: Child, place: Place, tokens: list[list[int]]) -> SealedMemory:
-        body = {"cut": place[0], "row": place[1], "lengths": [len(item) for item in tokens]}
+    def _computed_contexts(
+        self, child: Child, cut: int, row: int, sequences: Sequence[int], texts: Sequence[Sequence[int]]
+    ) -> _Contexts:
+        """Contexts of some sequences, computed in a row's slots; the row's other sequences stay empty."""
+        count = self.recipe.rows[row].num_seqs
+        tokens = [list(texts[index]) if index in sequences else [] for index in range(count)]
+        body = {"cut": cut, "row": row, "lengths": [len(item) for item in tokens]}
         blob = token_bytes([token for item in tokens for token in item])
         message = child.call("compute_contexts", body, deadline=_soon(), blob=blob)
         memory = SealedMemory(fd=message.fds[0], index=from_plain(MemoryIndex, message.body["index"]))
         close_all(message.fds[1:])
         check_sealed(memory.fd, memory.index)
-        return memory
+        return _Contexts(cut=cut, sequences=tuple(sequences), memory=memory)
 
     def _referenced(self, child: Child, place: Place, source: object) -> InputSet:
         tokens = window_tokens(source, self.kv, place[1])  # type: ignore[arg-type]
@@ -330,8 +338,8 @@ class Stable:
     def _a_against_a(self, child: Child, places: Sequence[Place]) -> tuple[Evidence, float]:
         """Both sides as loaded: at least one block on every place, more while time is left. The spread is the noise floor."""
         evidence = Evidence()
-        fresh = self.fresh_tokens(seed_of("aa", self._births), False)
-        rng = random.Random(seed_of("aa order", self._births))
+        fresh = self.fresh_tokens(seed_of(self.recipe.seed, "aa", self._births), False)
+        rng = random.Random(seed_of(self.recipe.seed, "aa order", self._births))
         plan = Plan(
             kv=self.kv,
             depths={cut: len(layers) for cut, layers in enumerate(self.recipe.cuts)},
@@ -381,9 +389,33 @@ class _RowTokens:
         return self.fresh.draw(self.row)
 
 
-def with_limits(recipe: Recipe, limits: ChildLimits) -> Recipe:
-    """The same recipe with other limits."""
-    return replace(recipe, limits=limits)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Contexts:
+    """KV of some sequences' longest contexts, on one cut; a row's sequence i has the first tokens of sequence i's."""
+
+    cut: int
+    sequences: tuple[int, ...]
+    memory: SealedMemory
+
+
+def longest_contexts(lengths: Sequence[Sequence[int]]) -> list[int]:
+    """For each sequence index, the longest context that any row has there: a shorter one is the start of the same text."""
+    count = max(len(row) for row in lengths)
+    return [max(row[index] for row in lengths if index < len(row)) for index in range(count)]
+
+
+def computed_in(lengths: Sequence[Sequence[int]]) -> dict[int, list[int]]:
+    """Row → sequences whose longest context is that row's, so that each is computed once, in slots that are long enough."""
+    chosen: dict[int, list[int]] = {}
+    for index, longest in enumerate(longest_contexts(lengths)):
+        row = next(row for row, item in enumerate(lengths) if index < len(item) and item[index] == longest)
+        chosen.setdefault(row, []).append(index)
+    return chosen
+
+
+def _keep(child: Child, contexts: _Contexts) -> None:
+    body = {"cut": contexts.cut, "sequences": contexts.sequences, "index": contexts.memory.index}
+    child.call_plain("keep_contexts", body, deadline=_soon(), fds=(contexts.memory.fd,))
 
 
 def _buffer_floats(plan: KvPlan, model: ModelRef) -> int:

@@ -76,5 +76,3 @@ def _install(stable: Stable, child: Child, name: str, places: Sequence[Place], d
         child.call_plain("install_baseline", body, deadline=deadline)
     for side in Side:
         stable.load_contexts(child, side.value, places, deadline)
-    for cut in sorted({cut for cut, _ in places}):
-        child.call_plain("warm_up", {"side": Side.CANDIDATE.value, "cut": cut}, deadline=deadline)

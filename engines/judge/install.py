@@ -11,9 +11,11 @@ from typing import Any
 from engines.client import Child
 from engines.judge.rounds import Place
 from engines.memory import SealedMemory
+from engines.program import CandidateFailed
 from engines.stable import Stable
+from hotpass.errors import InputError
 from hotpass.records.candidate import AS_LOADED, Candidate, Reload
-from hotpass.records.measurement import ReloadReport, Side
+from hotpass.records.measurement import Failure, FailureKind, ReloadReport, Side
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +46,7 @@ class Installer:
         if candidate == AS_LOADED:
             return self._as_loaded(child, side, places, deadline)
         start = time.perf_counter()
-        files = self._builder(candidate, deadline - time.monotonic()) if candidate.parts else ()
+        files = self._built(candidate, deadline)
         built_ms = (time.perf_counter() - start) * 1e3
         reports = []
         for cut in sorted({cut for cut, _ in places}):
@@ -66,6 +68,14 @@ class Installer:
     def uninstall(self, child: Child, side: Side, deadline: float) -> None:
         """The side as loaded. Raises CandidateFailed."""
         child.call_plain("uninstall", {"side": side.value}, deadline=deadline)
+
+    def _built(self, candidate: Candidate, deadline: float) -> Sequence[PartFiles]:
+        if not candidate.parts:
+            return ()
+        try:
+            return self._builder(candidate, deadline - time.monotonic())
+        except InputError as error:  # of a part's text: the candidate's fault here, whoever asked
+            raise CandidateFailed(Failure(kind=FailureKind.BUILD, message=str(error)[:500])) from None
 
     def _as_loaded(self, child: Child, side: Side, places: Sequence[Place], deadline: float) -> ReloadReport:
         start = time.perf_counter()

@@ -79,7 +79,7 @@ def reference_noise(stable: Stable) -> tuple[OutputCheck, ...]:
     threads = 1 if stable.recipe.threads > 1 else 2
     deadline = time.monotonic() + SCORE_SECONDS
     checks = []
-    with stable.fresh_child(threads=threads) as child:
+    with stable.fresh_child(threads=threads, trusted=True) as child:
         stable.load_contexts(child, "reference", list(stable.pool), deadline)
         for (cut, row), sets in stable.pool.items():
             known = sets[0]
