@@ -22,6 +22,7 @@ from hotpass import part
     ],
     replaces="Linear",
     numerics="lossy",
+    reload="reweight",
     numerics_when={"dtype=bfloat16": "tolerance"},
 )
 class Bf16Linear:

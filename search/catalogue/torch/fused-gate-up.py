@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hotpass import part
 
 
-@part(engine="decoder", claims=["model.layers.*.mlp"], replaces="LlamaMLP", numerics="tolerance")
+@part(engine="decoder", claims=["model.layers.*.mlp"], replaces="LlamaMLP", numerics="tolerance", reload="reweight")
 class FusedGateUp:
     """Gate and up projection read the same input, so one matrix with both saves a launch (and a thread barrier on a CPU) per layer,
     and at decode a longer matrix keeps all threads or multiprocessors busy until the end. It streams as many bytes as before, so it

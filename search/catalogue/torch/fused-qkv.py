@@ -15,6 +15,7 @@ from hotpass import part
     replaces="LlamaAttention",
     params={"attention": ["sdpa", "bmm"]},
     numerics="tolerance",
+    reload="reweight",
 )
 class FusedQkv:
     """One product instead of three: with grouped heads the key and value matrices are small, so alone each pays more for the launch, or

@@ -16,6 +16,7 @@ from hotpass import part
     claims=["model"],
     params={"storage": ["loaded", "bfloat16"]},
     numerics="tolerance",
+    reload="reweight",
     numerics_when={"storage=bfloat16,dtype=float32": "lossy", "storage=bfloat16,dtype=float16": "lossy"},
     requires=["family:llama"],
 )

@@ -18,7 +18,7 @@ from hotpass import part
     params={"storage": ["float32", "float16", "int8"]},
     numerics="tolerance",
     numerics_when={"storage=float16,dtype=float32": "lossy", "storage=int8": "lossy"},
-    reload="hot",
+    reload="reweight",
     device="cpu",
     requires=["family:llama", "isa:avx2"],
 )

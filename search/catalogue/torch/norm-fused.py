@@ -12,6 +12,7 @@ from hotpass import part
     claims=["model.layers.*.input_layernorm", "model.layers.*.post_attention_layernorm", "model.norm"],
     replaces="LlamaRMSNorm",
     numerics="tolerance",
+    reload="reweight",
 )
 class NormFused:
     """The loaded norm is six calls from Python, two of them dtype conversions; this is one, and on a GPU one kernel that reads the input

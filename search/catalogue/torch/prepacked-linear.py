@@ -23,6 +23,7 @@ from hotpass import part
     replaces="Linear",
     params={"storage": ["float32", "float16", "int8"]},
     numerics="tolerance",
+    reload="reweight",
     numerics_when={"storage=float16,dtype=float32": "lossy", "storage=int8": "lossy"},
     device="cpu",
     requires=["isa:avx2"],
