@@ -20,7 +20,7 @@ from cluster.clock import Clock, SimulatedClock, WallClock
 from cluster.events import EventLog
 from cluster.finish import measure_finalists, result_line
 from cluster.floors import floors_ms
-from cluster.folder import load_candidates, save_candidate
+from cluster.folder import all_candidates
 from cluster.journal import FOLDER, Journal
 from cluster.loop import SearchLoop
 from cluster.machines import Machines, MachinesOpener, open_machines
@@ -29,6 +29,7 @@ from cluster.ports import Proposer, Silent, View
 from cluster.proposing import StudyProposer
 from cluster.session import Session
 from cluster.state import CampaignState, fold
+from cluster.store import save_candidate
 from hotpass.errors import HotpassError
 from hotpass.records.candidate import AS_LOADED, Numerics, PartSource, Proposal
 from hotpass.records.measurement import Purpose
@@ -109,7 +110,7 @@ def opened_session(running: Running, log: EventLog, state: CampaignState) -> Ite
             store=lambda candidate: save_candidate(folder, candidate),
             floors_ms=floors_ms(plan.deployment),
         )
-        session.candidates |= load_candidates(folder)
+        session.candidates |= all_candidates(folder)
         running.view.changed(state)
         session.start()
         yield session, machines

@@ -40,6 +40,10 @@ from verification.numerics import Band, calibrate, reference_checks, summary
 from verification.policy import Policy
 from verification.verdict import judge
 
+BASELINE_SHARE = 0.15
+"""Of the budget, for measuring baselines."""
+MIN_BASELINE_SECONDS = 5.0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
@@ -110,18 +114,28 @@ class Session:
         self.settle(order, measured)
 
     def measure_baselines(self) -> None:
-        """Transformers' own loop and the like, in this session, paired with as loaded; those already measured are kept."""
+        """Transformers' own loops, in this session, paired with as loaded; eager ones first, within a share of the budget.
+
+        Those already measured are kept. Compiled ones take minutes to compile, so they are left to `make bench-baselines`.
+        """
         engine, known = self.engines[0], {row.name for row in self.state.baselines if not row.failure}
-        for name in engine.baselines():
-            if name in known:
+        names = [name for name in engine.baselines() if "compiled" not in name and name not in known]
+        clock, skipped = self.journal.clock, []
+        ends = clock.seconds() + BASELINE_SHARE * self.plan.spec.budget_seconds
+        for name in sorted(names, key=lambda name: ("eager" not in name, names.index(name))):
+            if clock.seconds() >= ends:
+                skipped.append(name)
                 continue
             self.view.activity(engine.name, f"baseline {name}")
             rows = self.plan.deployment.shapes.rows
             seed = self.seed_of(f"baseline {name}", 0)
-            found = engine.baseline(name, rows, seed, self.plan.pace.fast_deadline_seconds)
+            left = max(MIN_BASELINE_SECONDS, ends - clock.seconds())
+            found = engine.baseline(name, rows, seed, min(left, self.plan.pace.fast_deadline_seconds))
             self.journal.write("measurement", self._baseline_payload(found))
             self.journal.settle()
             self.view.activity(engine.name, "")
+        if skipped:
+            self.view.note(f"no time in this budget for the baselines {', '.join(skipped)}")
 
     def _baseline_payload(self, found: BaselineMeasurement) -> dict[str, object]:
         known = baseline_of(found)

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from cluster.campaign import Running, opened_log, opened_session
 from cluster.finish import measure_cold
-from cluster.folder import load_candidates, read_candidate_folder
+from cluster.folder import all_candidates
 from cluster.plan import Plan
 from cluster.session import Session
+from cluster.store import read_candidate_folder
 from hotpass.errors import InputError
 from hotpass.parts import declaration, read_part
 from hotpass.records.candidate import AS_LOADED, Candidate, PartUse, Proposal, Value
@@ -60,7 +61,7 @@ def make_wanted(path: str | None, settings: Sequence[str], params: Sequence[str]
         return make_candidate((), bound, dtype)
     place = Path(path)
     if (place / "candidate.toml").is_file():
-        candidate = read_candidate_folder(place)
+        candidate = read_candidate_folder(place, dtype=dtype)
         if params:
             raise InputError("--param", params[0], "cannot change a candidate folder", "edit its candidate.toml")
         return make_candidate(candidate.parts, {**candidate.settings, **bound}, dtype)
@@ -92,7 +93,7 @@ def find_candidate(folder: Path, named: str | None) -> Candidate:
         return AS_LOADED
     if (Path(named) / "candidate.toml").is_file():
         return read_candidate_folder(Path(named))
-    known = load_candidates(folder) if folder.is_dir() else {}
+    known = all_candidates(folder) if folder.is_dir() else {}
     found = [candidate for key, candidate in known.items() if key.startswith(named)]
     if len(found) != 1:
         problem = "begins the id of no candidate here" if not found else f"begins the ids of {len(found)} candidates"

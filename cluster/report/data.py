@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.events import Event, read_events
-from cluster.folder import load_candidates
+from cluster.folder import all_candidates
 from cluster.journal import FOLDER
 from cluster.plan import Plan, read_plan
 from cluster.state import AttemptRow, CampaignState, fold
@@ -92,7 +92,7 @@ def gather(folder: Path) -> ReportData:
     events = list(read_events(folder / FOLDER))
     state = fold(events)
     shown = state.best_so_far()
-    candidates = load_candidates(folder)
+    candidates = all_candidates(folder)
     candidate = candidates.get(shown.attempt.candidate_id) if shown else None
     result = _result_of(events, shown.assignment) if shown else {}
     tau, pairs = tier_agreement(state)
