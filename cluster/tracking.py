@@ -1,0 +1,51 @@
+"""Where MLflow keeps a campaign: tracking addresses, checked before anything starts. MLflow itself is not imported here."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import urllib.request
+from pathlib import Path
+
+from hotpass.errors import InputError, LedgerError
+
+HEALTH_SECONDS = 10
+
+
+def resolve_uri(folder: Path, tracking_uri: str) -> tuple[str, str | None]:
+    """The tracking URI, absolute; and where artefacts of a new experiment go (None: the server decides). Raises InputError."""
+    if not tracking_uri:
+        folder.mkdir(parents=True, exist_ok=True)
+        return f"sqlite:///{folder / 'mlflow.db'}", (folder / "mlartifacts").as_uri()
+    scheme, _, rest = tracking_uri.partition("://")
+    if scheme == "sqlite" and rest.startswith("/"):
+        path = Path(rest[1:]).absolute()
+        return f"sqlite:///{path}", (path.parent / "mlartifacts").as_uri()
+    if scheme in ("http", "https"):
+        try:
+            with urllib.request.urlopen(f"{tracking_uri.rstrip('/')}/health", timeout=HEALTH_SECONDS) as answer:
+                answer.read()
+        except (OSError, ValueError) as error:
+            remedy = "start the server, or leave the option out to use SQLite beside the campaign"
+            raise InputError("--tracking-uri", tracking_uri, f"does not answer ({one_line(error)})", remedy) from None
+        return tracking_uri.rstrip("/"), None
+    if scheme in ("postgresql", "mysql", "mssql", "databricks") or tracking_uri == "databricks":
+        return tracking_uri, None
+    remedy = "give http://host:port, sqlite:////absolute/path.db, or leave the option out"
+    raise InputError("--tracking-uri", tracking_uri, "is not a tracking server or database", remedy)
+
+
+def use_write_ahead_log(uri: str) -> None:
+    """Readers (a UI) and the one writer of a SQLite store then do not lock each other out. The mode stays with the file."""
+    if uri.startswith("sqlite:///"):
+        try:
+            with contextlib.closing(sqlite3.connect(uri.removeprefix("sqlite:///"))) as database:
+                database.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.Error as error:
+            raise LedgerError(f"{uri} cannot be used: {error}") from error
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one short line."""
+    text = " ".join(str(error).split())
+    return (text[:200] + "…" if len(text) > 200 else text) or type(error).__name__
