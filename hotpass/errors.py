@@ -5,6 +5,8 @@ What is not here: the failures of candidates. Those are rows with a status (`hot
 
 from __future__ import annotations
 
+import os
+
 
 class HotpassError(Exception):
     """Base of everything hotpass raises on purpose."""
@@ -41,8 +43,7 @@ class LedgerError(MachineError):
 
 
 def _shown(value: object) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    text = str(text)
+    text = str(value) if isinstance(value, (str, os.PathLike)) else repr(value)
     return f"'{text}'" if len(text) <= 120 else f"'{text[:117]}...'"
 
 
