@@ -65,7 +65,7 @@ def baseline_side(
     step = StepState(_no_kv(device))
     net = Net(config, model, step, f"{name} keeps its own cache")
     call: Callable[..., Any] = _compiled(model) if baseline.compiled else model
-    own = OwnCache(config, call, dtype=dtype, device=device, batched=True)
+    own = OwnCache(config, call, dtype=dtype, device=device, batched=True, compiled=baseline.compiled)
     return DecoderSide(side, net, step.kv, plan, threads, own)
 
 

@@ -77,6 +77,7 @@ def _own_code(kind: type) -> Callable[..., Any]:
     code = forward.__code__.replace(co_name=f"{forward.__name__}_{next(_serial)}")
     copy = types.FunctionType(code, forward.__globals__, code.co_name, forward.__defaults__, forward.__closure__)
     copy.__kwdefaults__ = forward.__kwdefaults__
+    copy.__qualname__ = forward.__qualname__
     return copy
 
 

@@ -110,7 +110,7 @@ def logits_digest(logits: Iterable[torch.Tensor]) -> str:
 
 def _functions(module: ModuleType) -> Iterator[tuple[str, int]]:
     for name, value in vars(module).items():
-        if callable(value) and not name.startswith("_"):
+        if callable(value) and not isinstance(value, type) and not name.startswith("_"):
             yield f"{module.__name__}.{name}", id(value)
 
 

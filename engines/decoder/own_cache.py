@@ -103,9 +103,18 @@ class OwnCache:
     """The forward of a tree over caches of transformers' own."""
 
     def __init__(
-        self, config: Any, model: Callable[..., Any], *, dtype: torch.dtype, device: torch.device, batched: bool
+        self,
+        config: Any,
+        model: Callable[..., Any],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        batched: bool,
+        compiled: bool = False,
     ) -> None:
-        """`batched`: a row's sequences share a cache, as in transformers' batched loop."""
+        """`batched`: a row's sequences share a cache, as in transformers' batched loop. `compiled`: `model` compiles as it meets
+        new shapes, so that a row needs whole windows for its warm-up."""
+        self.compiled = compiled
         self._config = config
         self._model = model
         self._dtype = dtype

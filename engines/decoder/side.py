@@ -136,10 +136,13 @@ class DecoderSide:
                     self.kv.write(slot, context)
 
     def _warm_row(self, row: int) -> None:
-        """Steps of a row, once its caches exist: what is compiled must be so before the first window."""
+        """Steps of a row, once its caches exist. Of compiled code two windows: the second starts from a cache cut back, which
+        has other strides."""
+        assert self.own is not None
+        steps = self.plan.steps_per_window[row]
         tokens = torch.zeros(self.plan.rows[row].query_tokens, dtype=torch.int64, device=self.device)
         with torch.inference_mode():
-            for step in range(min(2, self.plan.steps_per_window[row])):
+            for step in [*range(steps), *range(steps)] if self.own.compiled else range(min(2, steps)):
                 self.run(self.row_batch(row, step, tokens))
 
     def free_slot(self, slot: int, *, poison: bool = False) -> None:

@@ -237,3 +237,22 @@ def world(make_world: Callable[..., World]):  # type: ignore[no-untyped-def]
     yield made
     made.program.uninstall("candidate")
     made.program.uninstall("incumbent")
+
+
+@pytest.fixture
+def traced_only(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """torch.compile traces and guards as ever but generates no code (that takes a compiler, and most of a minute).
+
+    The list gets the class of each forward that is compiled.
+    """
+    compiled: list[str] = []
+    real = torch.compile
+
+    def traced(function: Any, **options: Any) -> Any:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        compiled.append(name.split(".")[0] if "." in name else name)
+        return real(function, backend="eager", dynamic=options.get("dynamic"))
+
+    monkeypatch.setattr(torch, "compile", traced)
+    torch._dynamo.reset()
+    return compiled

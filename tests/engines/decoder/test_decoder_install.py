@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from engines.decoder.compile import compile_count
 from engines.program import Artefacts, CandidateFailed
 from hotpass.records.candidate import Candidate, Reload
 from hotpass.records.measurement import FailureKind
@@ -51,7 +52,9 @@ def whole(body: str) -> str:
     return WHOLE.replace("{body}", body)
 
 
-def claiming(claim: str, *, body: str = "return self.reference(*args, **kwargs)", extra: str = "", methods: str = "") -> str:
+def claiming(
+    claim: str, *, body: str = "return self.reference(*args, **kwargs)", extra: str = "", methods: str = ""
+) -> str:
     """A part that calls what stood there before."""
     return (
         HEAD
@@ -77,7 +80,7 @@ def test_a_to_b_to_a_is_bit_equal_and_only_decode_ran_the_part(world):
     for row, item in enumerate(world.plan.rows):
         logits, reply = world.window("candidate", row)
         calls = world.plan.steps_per_window[row] if item.phase == "decode" else 0
-        assert reply.activation == {slot: calls for slot in report.slots}
+        assert reply.activation == dict.fromkeys(report.slots, calls)
         torch.testing.assert_close(logits, loaded[row], rtol=0, atol=1e-5)
     world.program.uninstall("candidate")
     for row, before in enumerate(loaded):
@@ -311,21 +314,40 @@ def test_own_cache_models_take_module_parts_but_no_whole_forward(make_world):
         world.install(settings={"kv_dtype": "bfloat16"})
 
 
-@pytest.mark.slow
-def test_compiled_layers_compile_before_the_window_and_leave_the_side_as_it_was(world, tmp_path, monkeypatch):
-    pytest.importorskip("torch._inductor")
-    monkeypatch.setenv("HOTPASS_COMPILE_CACHE", str(tmp_path))
+def test_compiled_layers_compile_before_the_window_and_leave_the_side_as_it_was(world, traced_only):
     before, _ = world.window("candidate", 0)
     born = world.program.fingerprint()
-    world.program.install("candidate", world.candidate(settings={"compile_mode": "default"}), Artefacts(), 0)
+    report = world.install(settings={"compile_mode": "default"})
+    assert report.actual == Reload.RECAPTURE
+    assert traced_only == ["LlamaDecoderLayer"]  # one compilation for all layers
     for row in range(len(world.plan.rows)):
         logits, reply = world.window("candidate", row)
         assert reply.compile_events == 0
         torch.testing.assert_close(logits, world.expected(row), rtol=0, atol=1e-5)
     prompts = [[1, 2, 3, 4], [5], [6, 7]]
+    compiled = compile_count()
     assert world.program.generate("candidate", prompts, 4) == [world.greedy(prompt, 4) for prompt in prompts]
-    assert list(tmp_path.iterdir())
+    assert compile_count() == compiled
     world.program.uninstall("candidate")
     after, _ = world.window("candidate", 0)
     assert torch.equal(before, after)
     assert world.program.fingerprint().flags == born.flags
+
+
+def test_compiling_leaves_parts_as_they_are(world, traced_only):
+    world.install(MLP, settings={"compile_mode": "default"})
+    assert sorted(traced_only) == ["LlamaAttention", "LlamaRMSNorm"]
+    logits, reply = world.window("candidate", 0)
+    assert set(reply.activation.values()) == {4}
+    torch.testing.assert_close(logits, world.expected(0), rtol=0, atol=1e-5)
+
+
+def test_a_compilation_in_a_window_is_counted(world, traced_only):
+    world.install(
+        claiming(
+            "model.norm",
+            body="return torch.compile(self.reference)(*args) if self.ctx.step.batch.tokens.sum() else self.reference(*args)",
+        )
+    )
+    _, reply = world.window("candidate", 0)
+    assert reply.compile_events > 0

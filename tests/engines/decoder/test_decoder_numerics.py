@@ -89,9 +89,10 @@ def test_a_bf16_model_computes_in_bf16_and_its_reference_in_fp32(make_world):
 def test_sides_share_weights_and_nothing_is_copied(world):
     sides = [world.program._loaded(name, cut) for name in ("incumbent", "candidate") for cut in (0, 1)]
     owned = world.store["model.layers.2.mlp.up_proj.weight"].data_ptr()
-    assert {side.net.modules[f"model.layers.{n}.mlp.up_proj"].weight.data_ptr() for side, n in zip(sides, (2, 1, 2, 1))} == {
-        owned
-    }
+    assert {
+        side.net.modules[f"model.layers.{n}.mlp.up_proj"].weight.data_ptr()
+        for side, n in zip(sides, (2, 1, 2, 1), strict=True)
+    } == {owned}
     for side in sides:
         assert side.net.model.lm_head.weight.data_ptr() == world.store["model.embed_tokens.weight"].data_ptr()
 
