@@ -9,7 +9,6 @@ another process writes it. What is not here: anything that the command line cann
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -71,6 +70,8 @@ class Campaign:
         """`running`, `done` or `stopped` (resumable)."""
         if self.result is not None:
             return "done"
+        if self._thread is not None and self._thread.is_alive():
+            return "running"
         return "running" if writer_of(self.folder / FOLDER) is not None else "stopped"
 
     @property
@@ -228,7 +229,7 @@ def try_part(
     wanted: Candidate = make_wanted(
         str(path) if path is not None else None, _pairs(settings), _pairs(params), plan.deployment.model.dtype
     )
-    running = Running(plan=plan, view=make_view(plan, quiet=quiet, stream=sys.stderr))
+    running = Running(plan=plan, view=make_view(plan, quiet=quiet))
     try:
         return try_candidate(running, wanted, find_candidate(running.folder, against))
     finally:

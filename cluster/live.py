@@ -32,8 +32,9 @@ MARKS = {
 }
 
 
-def make_view(plan: Plan, *, quiet: bool, stream: TextIO = sys.stderr) -> View:
-    """Redrawn in a terminal, lines elsewhere, nothing when quiet."""
+def make_view(plan: Plan, *, quiet: bool) -> View:
+    """On stderr: redrawn in a terminal, lines elsewhere, nothing when quiet."""
+    stream = sys.stderr
     if quiet:
         return Silent()
     return TerminalView(plan, stream) if stream.isatty() else LineView(plan, stream)

@@ -12,13 +12,17 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from actors.slots import reference_sources
 from cluster.plan import Plan
 from cluster.state import CampaignState
 from cluster.store import load_candidate
 from hotpass.decode import json_safe
+from hotpass.parts import declaration
 from hotpass.records.candidate import Candidate
 
 FOLDER = "release"
+REFERENCES = "reference"
+"""Folder of the campaign with the reference source of the slots that its winner claims."""
 
 
 def write_release(folder: Path, plan: Plan, state: CampaignState) -> Path:
@@ -34,7 +38,23 @@ def write_release(folder: Path, plan: Plan, state: CampaignState) -> Path:
     (temporary / "RELEASE.md").write_text(_text(candidate, plan, state), encoding="utf-8")
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)
+    if plan.spec.engine != "fake" and candidate.parts:
+        write_references(folder, plan, candidate)
     return target
+
+
+def write_references(folder: Path, plan: Plan, candidate: Candidate) -> None:
+    """The reference source of every slot that the candidate's parts claim, for the report's diff."""
+    claims = sorted({claim for use in candidate.parts for claim in declaration(use.source).claims})
+    target = folder / REFERENCES
+    target.mkdir(exist_ok=True)
+    for claim, text in reference_sources(plan.deployment.model, claims).items():
+        (target / reference_name(claim)).write_text(text, encoding="utf-8")
+
+
+def reference_name(claim: str) -> str:
+    """File name of a claim: `model.layers.*.mlp` is `model.layers._.mlp.py`."""
+    return f"{claim.replace('*', '_')}.py"
 
 
 def evidence_of(plan: Plan, state: CampaignState) -> dict[str, Any]:

@@ -17,14 +17,12 @@ from cluster.events import Event, read_events
 from cluster.folder import all_candidates
 from cluster.journal import FOLDER
 from cluster.plan import Plan, read_plan
+from cluster.release import REFERENCES, reference_name
 from cluster.state import AttemptRow, CampaignState, fold
 from hotpass.records.candidate import Candidate
 from hotpass.records.measurement import Estimate, Purpose, Tier, Verdict
 from hotpass.records.shapes import ShapeRow
 from hotpass.stats import kendall_tau
-
-REFERENCES = "reference"
-"""Folder of the campaign with the reference source of the slots that its winner claims."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -211,7 +209,7 @@ def source_diffs(candidate: Candidate, folder: Path) -> list[SourceDiff]:
 
 
 def _reference(folder: Path, claim: str) -> str:
-    path = folder / REFERENCES / f"{claim.replace('*', '_')}.py"
+    path = folder / REFERENCES / reference_name(claim)
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 

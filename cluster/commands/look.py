@@ -1,0 +1,116 @@
+"""Commands that look at a campaign, running or done: `report`, `candidates`, `status`, `ui`."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from cluster.events import writer_of
+from cluster.folder import all_candidates
+from cluster.journal import FOLDER, read_state
+from cluster.live import span, status_line
+from cluster.plan import read_plan
+from cluster.state import CampaignState
+from cluster.trying import find_candidate
+from hotpass.decode import json_safe
+from hotpass.records.candidate import Candidate
+from hotpass.records.measurement import Purpose
+
+
+def report(arguments: argparse.Namespace) -> int:
+    from cluster.report import write_report
+
+    print(write_report(Path(arguments.folder)))
+    return 0
+
+
+def ui(arguments: argparse.Namespace) -> int:
+    from cluster.ui import run_ui
+
+    read_plan(Path(arguments.folder))
+    return run_ui(Path(arguments.folder), port=arguments.port)
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """One line for people, one object for programs."""
+    folder = Path(arguments.folder)
+    plan, state = read_plan(folder), read_state(folder)
+    writer = writer_of(folder / FOLDER)
+    standing = "done" if state.result else (f"running (process {writer})" if writer else "stopped, resumable")
+    if arguments.json:
+        best = state.best_so_far()
+        line = {
+            "campaign": plan.campaign,
+            "status": standing.split(" ")[0].strip(","),
+            "attempts": len(state.search_attempts()),
+            "elapsed_seconds": state.elapsed_seconds,
+            "budget_seconds": plan.spec.budget_seconds,
+            "best": best.attempt.candidate_id if best else None,
+            "speedup_vs_loaded": best.speedup_vs_loaded if best else None,
+            "last_seq": state.last_seq,
+        }
+        print(json.dumps(json_safe(line)))
+    else:
+        print(f"{standing} · {status_line(state, plan)}")
+    return 0
+
+
+def candidates(arguments: argparse.Namespace) -> int:
+    folder = Path(arguments.folder)
+    plan, state = read_plan(folder), read_state(folder)
+    if arguments.diff:
+        left, right = (find_candidate(folder, name) for name in arguments.diff)
+        sys.stdout.writelines(line + "\n" for line in diff_candidates(left, right))
+        return 0
+    rows = [candidate_row(state, candidate) for candidate in all_candidates(folder).values()]
+    rows.sort(key=lambda row: (not row["winner"], -float(str(row["value"] or 0))))
+    if arguments.json:
+        print(json.dumps(json_safe(rows)))
+        return 0
+    print(plan.campaign)
+    for row in rows:
+        mark = "*" if row["winner"] else " "
+        print(f"{mark} {str(row['id'])[:10]}  {row['speedup']!s:<36} {row['verdict']!s:<13} {row['numerics']!s:<13} {row['label']}")
+    return 0
+
+
+def candidate_row(state: CampaignState, candidate: Candidate) -> dict[str, object]:
+    """A candidate with its best evidence: cold before slow before fast is what a reader wants to see first."""
+    attempts = [row for row in state.attempts_of(candidate.id) if row.attempt.purpose is not Purpose.AA]
+    shown = max(attempts, key=lambda row: (row.attempt.purpose is Purpose.COLD, row.seq), default=None)
+    estimate = shown.speedup_vs_loaded if shown else None
+    return {
+        "id": candidate.id,
+        "label": candidate.label,
+        "numerics": candidate.numerics,
+        "verdict": shown.attempt.verdict if shown else "-",
+        "purpose": shown.attempt.purpose if shown else None,
+        "value": estimate.value if estimate else None,
+        "speedup": span(estimate),
+        "winner": bool(state.winner and state.winner["candidate_id"] == candidate.id),
+    }
+
+
+def diff_candidates(left: Candidate, right: Candidate) -> Iterator[str]:
+    """Settings, parameters and sources of two candidates as one unified diff."""
+    a, b = texts_of(left), texts_of(right)
+    for name in sorted(a.keys() | b.keys()):
+        yield from difflib.unified_diff(
+            a.get(name, "").splitlines(), b.get(name, "").splitlines(), f"{left.short_id}/{name}", f"{right.short_id}/{name}", lineterm=""
+        )  # fmt: skip
+
+
+def texts_of(candidate: Candidate) -> dict[str, str]:
+    """File name → text, with everything that is no source in `candidate`."""
+    lines = [f"numerics = {candidate.numerics}"]
+    lines += [f"setting {name} = {value}" for name, value in sorted(candidate.settings.items())]
+    texts: dict[str, str] = {}
+    for use in candidate.parts:
+        lines.append(f"part {use.source.name}")
+        lines += [f"  {name} = {value}" for name, value in sorted(use.params.items())]
+        texts |= {f"{use.source.name}/{path}": text for path, text in use.source.files}
+    return {"candidate": "\n".join(lines), **texts}
