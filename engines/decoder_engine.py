@@ -51,7 +51,6 @@ CALL_SECONDS = 120.0
 """Deadline of install, generate and restore when called by themselves."""
 
 
-
 class DecoderEngine:
     """Implements `engines.protocol.Engine` and `engines.protocol.MeasuresBaselines`."""
 

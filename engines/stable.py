@@ -47,6 +47,9 @@ BIRTH_SECONDS = 600.0
 MAX_STEPS = 64
 """Steps of a window at most."""
 
+LEAST_DECODE_STEPS = 2
+"""Steps of a decode window at least: a candidate may be ten times as fast as what was calibrated on."""
+
 MAX_WINDOW_BYTES = 1 << 26
 """Logits of a window at most."""
 
@@ -77,7 +80,7 @@ class Recipe:
     window_seconds: float
     """A window of as loaded is at least so long."""
     aa_seconds: float
-    """Time for A/A at the birth of a pair child."""
+    """Time for A/A at the birth of the first pair child; a third of it when a child is replaced."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -259,7 +262,8 @@ class Stable:
                     for _ in range(2)
                 )
                 most = max(1, min(MAX_STEPS, MAX_WINDOW_BYTES // (item.num_seqs * vocab * 4)))
-                steps.append(max(1, min(most, -int(-self.recipe.window_seconds // seconds))))
+                least = LEAST_DECODE_STEPS if item.phase is Phase.DECODE else 1
+                steps.append(max(least, min(most, -int(-self.recipe.window_seconds // seconds))))
         return self._plan(steps)
 
     def _compute_references(self) -> None:
@@ -349,7 +353,8 @@ class Stable:
             incumbent_is_loaded=True,
         )
         rounds = Rounds(SideBySide(child, self.kv, self.recipe.model.vocab_size), plan, evidence, rng)
-        end = time.monotonic() + self.recipe.aa_seconds
+        patience = self.recipe.aa_seconds if self._births == 1 else self.recipe.aa_seconds / 3
+        end = time.monotonic() + patience
         index = 0
         while index < 2 or (index < 6 and time.monotonic() < end):
             if index == 1 and time.monotonic() > end:

@@ -45,7 +45,7 @@ from hotpass.records.measurement import (
 )
 from hotpass.stats import SequentialTest
 
-ALONE_WINDOWS = 2
+ALONE_WINDOWS = 1
 """Windows of the incumbent on each row before the candidate comes, so that drift is not taken for disturbance."""
 
 CLEAN_SECONDS = 60.0

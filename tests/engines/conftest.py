@@ -125,4 +125,8 @@ def assignment(deployment: Deployment, part: Candidate, **changes: object) -> As
 
 def open_files() -> set[str]:
     """What this process has open, by kind of thing."""
-    return {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{fd}")}
+    return {
+        os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.exists(f"/proc/self/fd/{fd}")
+    }

@@ -130,9 +130,7 @@ def test_a_forged_reply_is_a_broken_protocol(
     served_again(toy, deployment, keeper)
 
 
-def test_processes_that_leave_the_group_are_ended(
-    toy: DecoderEngine, deployment: Deployment, tmp_path: Path
-) -> None:
+def test_processes_that_leave_the_group_are_ended(toy: DecoderEngine, deployment: Deployment, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     body = (
         "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
@@ -188,9 +186,7 @@ def test_killing_the_zygote_costs_a_zygote_and_not_the_weights(toy: DecoderEngin
     served_again(toy, deployment, keeper)
 
 
-def test_an_install_that_fails_raises_and_leaves_the_engine_usable(
-    toy: DecoderEngine, deployment: Deployment
-) -> None:
+def test_an_install_that_fails_raises_and_leaves_the_engine_usable(toy: DecoderEngine, deployment: Deployment) -> None:
     with pytest.raises(CandidateFailed, match="NameError"):
         toy.install(Side.CANDIDATE, candidate("return 0", setup="undefined"))
     served_again(toy, deployment, toy._loaded.keeper.pid)

@@ -93,7 +93,9 @@ def test_memory_that_can_still_change_is_refused(seals: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("offset", "shape"), [(64, (1 << 20,)), (-64, (1,)), (8, (1,)), (0, (-1,))], ids=["beyond", "before", "unaligned", "negative"]
+    ("offset", "shape"),
+    [(64, (1 << 20,)), (-64, (1,)), (8, (1,)), (0, (-1,))],
+    ids=["beyond", "before", "unaligned", "negative"],
 )
 def test_an_index_that_lies_is_refused(offset: int, shape: tuple[int, ...]) -> None:
     memory = seal({"w": torch.ones(32)}, "test")

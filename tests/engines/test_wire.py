@@ -57,7 +57,7 @@ def test_a_large_message_arrives_in_pieces() -> None:
         (HEADER.pack(MAGIC, 1 << 30, 0, 0), "a message of"),
         (HEADER.pack(MAGIC, 3, 0, 0) + b"{a}", "not JSON"),
         (HEADER.pack(MAGIC, 11, 0, 0) + b'["ok", NaN]', "NaN is not JSON"),
-        (HEADER.pack(MAGIC, 8, 0, 0) + b'[1,null]', "not a text"),
+        (HEADER.pack(MAGIC, 8, 0, 0) + b"[1,null]", "not a text"),
         (HEADER.pack(MAGIC, 100_000, 0, 0) + b"[" * 100_000, "not JSON"),
         (HEADER.pack(MAGIC, 9, 0, 2) + b'["ok", 1]', "2 descriptors announced"),
     ],

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from engines.program import CandidateFailed, Fingerprint, StepEvent, WindowReply
-from hotpass.records.measurement import Failure, FailureKind, ReloadReport, Side, Tier
 from hotpass.records.candidate import Reload
+from hotpass.records.measurement import Failure, FailureKind, ReloadReport, Side, Tier
 from hotpass.records.slots import Slot, SlotTable
 
 EMBEDDING = "model.embed_tokens.weight"

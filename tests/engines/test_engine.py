@@ -1,0 +1,217 @@
+"""The engine as its callers see it, on the toy program: honest pairs, both tiers, every pairing, and nothing left behind."""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engines.decoder_engine import DecoderEngine
+from hotpass.canonical import canonical_json
+from hotpass.decode import json_safe
+from hotpass.errors import EngineDied, InputError, MachineError
+from hotpass.records.deployment import Deployment
+from hotpass.records.measurement import FailureKind, Pairing, Purpose, Side, Stopping, Tier
+from tests.engines.conftest import ROWS, assignment, candidate, open_files, toy_engine
+
+HONEST = candidate("return reference(tokens, summaries)")
+SLEEPS = candidate("time.sleep(0.004)\nreturn reference(tokens, summaries)")
+OFF = candidate("return reference(tokens, summaries) + 0.5")
+
+
+def descendants() -> set[psutil.Process]:
+    """Processes below this one, those of other tests' engines too."""
+    return set(psutil.Process().children(recursive=True))
+
+
+def test_an_honest_copy_is_measured_checked_and_left_clean(toy: DecoderEngine, deployment: Deployment) -> None:
+    result = toy.measure(assignment(deployment, HONEST))
+    assert result.failure is None
+    assert result.clean is not None
+    assert result.clean.clean, result.clean.reasons
+    assert len(result.blocks) in (6, 8)
+    assert {block.row for block in result.blocks} == set(ROWS)
+    assert {block.layers for block in result.blocks} == {4}
+    assert {check.against for check in result.checks} == {"reference", "incumbent"}
+    assert all(check.bit_equal and check.max_abs == 0.0 for check in result.checks)
+    windows = sum(2 * block.steps_per_window for block in result.blocks)
+    assert result.activation == {"model": windows}
+    assert result.weights_unchanged
+    assert result.simulated is False
+    assert 0.0 < min(block.child_clock_ratio for block in result.blocks) <= 1.02
+
+
+def test_every_candidate_window_is_compared_with_the_incumbent(toy: DecoderEngine, deployment: Deployment) -> None:
+    result = toy.measure(assignment(deployment, HONEST))
+    for row in ROWS:
+        blocks = [block for block in result.blocks if block.row == row]
+        (check,) = [c for c in result.checks if c.against == "incumbent" and c.row == row]
+        assert check.positions == sum(2 * block.steps_per_window * row.num_seqs for block in blocks)
+
+
+def test_the_reference_checks_use_each_pool_set_once(toy: DecoderEngine, deployment: Deployment) -> None:
+    result = toy.measure(assignment(deployment, HONEST, stopping=Stopping(min_rounds=4, max_rounds=4, half_width=1e-9)))
+    steps = {block.row.key: block.steps_per_window for block in result.blocks}
+    found = {check.row.key: check.positions for check in result.checks if check.against == "reference"}
+    assert found == {ROWS[0].key: 4 * steps[ROWS[0].key] * 2, ROWS[1].key: 2 * steps[ROWS[1].key]}
+
+
+def test_a_slower_candidate_is_slower(toy: DecoderEngine, deployment: Deployment) -> None:
+    result = toy.measure(assignment(deployment, SLEEPS))
+    assert result.failure is None
+    assert all(block.log_ratio < -0.3 for block in result.blocks)
+
+
+def test_wrong_outputs_are_numbers_not_a_failure(toy: DecoderEngine, deployment: Deployment) -> None:
+    result = toy.measure(assignment(deployment, OFF))
+    assert result.failure is None
+    assert all(0.49 < check.max_abs < 0.51 for check in result.checks)
+    assert not any(check.bit_equal for check in result.checks)
+
+
+def test_an_answer_that_was_not_written_is_infinitely_wrong(toy: DecoderEngine, deployment: Deployment) -> None:
+    nan = candidate("return reference(tokens, summaries) * float('nan')")
+    result = toy.measure(assignment(deployment, nan))
+    assert all(check.max_abs == math.inf for check in result.checks)
+
+
+def test_another_incumbent_is_installed_and_as_loaded_compared(toy: DecoderEngine, deployment: Deployment) -> None:
+    result = toy.measure(assignment(deployment, HONEST, incumbent=OFF))
+    assert result.failure is None
+    found = {check.against: check for check in result.checks if check.row == ROWS[0]}
+    assert found["loaded"].bit_equal
+    assert found["reference"].bit_equal
+    assert found["incumbent"].max_abs == pytest.approx(0.5, abs=0.01)
+    assert {report.side for report in result.reloads} == {Side.INCUMBENT, Side.CANDIDATE}
+
+
+def test_an_incumbent_whose_answers_change_is_noticed(toy: DecoderEngine, deployment: Deployment) -> None:
+    body = "program.summaries['incumbent', 0, 0] = [1.0, 1.0]\nreturn reference(tokens, summaries)"
+    result = toy.measure(assignment(deployment, candidate(body)))
+    assert result.clean is not None
+    assert f"the incumbent's answers changed on {ROWS[0].key}" in result.clean.reasons
+    assert result.clean.child_replaced
+
+
+@pytest.mark.parametrize("pairing", [Pairing.TWO_PROCESSES, Pairing.ALTERNATING])
+def test_other_pairings(pairing: Pairing, toy: DecoderEngine, deployment: Deployment) -> None:
+    before = toy._loaded.pair().child.pid
+    result = toy.measure(assignment(deployment, SLEEPS, pairing=pairing, purpose=Purpose.COLD))
+    assert result.failure is None
+    assert all(block.log_ratio < -0.3 for block in result.blocks)
+    assert all(check.bit_equal for check in result.checks)
+    assert len({report.side for report in result.reloads}) == (2 if pairing is Pairing.TWO_PROCESSES else 1)
+    assert toy._loaded.pair().child.pid == before
+
+
+def test_a_crash_in_its_own_process_leaves_the_pair_child_alone(toy: DecoderEngine, deployment: Deployment) -> None:
+    before = toy._loaded.pair().child.pid
+    crash = candidate("os._exit(9)")
+    result = toy.measure(assignment(deployment, crash, pairing=Pairing.TWO_PROCESSES))
+    assert result.failure is not None
+    assert result.failure.kind is FailureKind.CRASH
+    assert toy._loaded.pair().child.pid == before
+
+
+def test_the_slow_tier_replays(toy: DecoderEngine, deployment: Deployment) -> None:
+    result = toy.measure(assignment(deployment, HONEST, tier=Tier.SLOW, replay_requests=7))
+    assert result.failure is None
+    assert result.blocks == ()
+    assert 3 <= len(result.replays) <= 4
+    for replay in result.replays:
+        for stats in (*replay.incumbent, *replay.candidate):
+            assert (stats.num_requests, stats.output_tokens) == (7, 1 + 2 + 3 + 1 + 2 + 3 + 1)
+            assert len(stats.ttft_ms) == 7
+            assert len(stats.tpot_ms) == 4
+            assert all(0 <= time <= stats.wall_seconds * 1e3 for time in stats.ttft_ms)
+    assert {check.against for check in result.checks} == {"reference", "incumbent"}
+    assert result.activation["model"] > 0
+
+
+def test_a_deadline_ends_the_rounds_with_what_there_is(toy: DecoderEngine, deployment: Deployment) -> None:
+    endless = Stopping(min_rounds=3, max_rounds=100_000, half_width=1e-9, equal_margin=1e-9, alpha=1e-9)
+    result = toy.measure(assignment(deployment, HONEST, deadline_seconds=1.5, stopping=endless))
+    assert result.failure is None
+    assert len(result.blocks) > 3
+
+
+def test_install_generate_restore(toy: DecoderEngine, deployment: Deployment) -> None:
+    report = toy.install(Side.CANDIDATE, HONEST)
+    assert (report.candidate_id, report.slots) == (HONEST.id, ("model",))
+    assert toy.generate(Side.CANDIDATE, [[1, 2], [50, 50]], 2) == [[3, 3], [3, 3]]
+    toy.restore()
+    assert toy.slots().names() == ("model",)
+
+
+def test_scores_hold_a_candidate_against_the_reference(toy: DecoderEngine) -> None:
+    same, off = (toy.score(part, 2, 9, 1, 0.01) for part in (HONEST, OFF))
+    assert (same.texts, same.positions, same.agree, same.bit_equal) == (2, 18, 18, True)
+    assert off.max_abs == pytest.approx(0.5, abs=0.01)
+    assert off.agree == 18
+
+
+def test_baselines_are_paired_with_as_loaded(toy: DecoderEngine) -> None:
+    measured = toy.measure_baseline("transformers-eager-bf16", ROWS, 1, 20.0)
+    assert measured.failure is None
+    assert len(measured.blocks) >= 6
+    assert measured.numerics == "lossy"
+    assert all(check.bit_equal for check in measured.checks)
+
+
+def test_a_result_is_small_plain_data(toy: DecoderEngine, deployment: Deployment) -> None:
+    result = toy.measure(assignment(deployment, HONEST))
+    assert len(canonical_json(json_safe(result))) < 20_000
+
+
+def test_wrong_orders_are_refused(toy: DecoderEngine, deployment: Deployment) -> None:
+    with pytest.raises(InputError, match="not in the shape table"):
+        toy.measure(assignment(deployment, HONEST, rows=(replace(ROWS[0], context_mean=999),)))
+    with pytest.raises(InputError, match="is empty"):
+        toy.measure(assignment(deployment, HONEST, rows=()))
+    with pytest.raises(InputError, match="is not known"):
+        toy.measure_baseline("faster-transformers", ROWS, 1, 1.0)
+
+
+def test_two_cuts_and_the_whole_model(deployment: Deployment) -> None:
+    shallow = replace(deployment, hardware=replace(deployment.hardware, last_level_cache_bytes=1))
+    with toy_engine() as engine:
+        engine.load(shallow, Tier.FAST)
+        assert [len(cut) for cut in engine.cuts] == [1, 2, 4]
+        fast = engine.measure(assignment(deployment, HONEST))
+        assert [block.layers for block in fast.blocks[:4]] == [1, 1, 2, 2]
+        assert all(check.bit_equal for check in fast.checks)
+        slow = engine.measure(assignment(deployment, HONEST, tier=Tier.SLOW, replay_requests=2))
+        assert slow.failure is None
+
+
+def test_nothing_is_left_behind(deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    files, threads, others = open_files(), threading.active_count(), descendants()
+    with toy_engine() as engine:
+        engine.load(deployment, Tier.FAST)
+        engine.measure(assignment(deployment, candidate("os._exit(1)")))
+        engine.measure(assignment(deployment, HONEST))
+        assert len(descendants() - others) == 3
+    assert descendants() == others
+    assert open_files() <= files
+    assert threading.active_count() == threads
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_engine_that_is_not_loaded_says_so(deployment: Deployment) -> None:
+    with pytest.raises(EngineDied, match="is not loaded"):
+        toy_engine().slots()
+
+
+def test_a_program_that_cannot_be_imported_is_the_machines_fault(deployment: Deployment) -> None:
+    before, others = open_files(), descendants()
+    engine = DecoderEngine("broken", program="no_such_module:Program", threads=1)
+    with pytest.raises(MachineError, match="no_such_module"):
+        engine.load(deployment, Tier.FAST)
+    assert descendants() == others
+    assert open_files() <= before

@@ -1,0 +1,133 @@
+"""The engine with the decoder program on a tiny Llama: the same promises as with the toy, on what is really served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from engines.decoder_engine import DecoderEngine
+from engines.judge.baselines import BASELINE_NAMES
+from engines.program import ReplayRequest
+from hotpass.records.candidate import Candidate, Numerics, PartSource, PartUse
+from hotpass.records.deployment import Deployment
+from hotpass.records.measurement import FailureKind, Side, Tier
+from tests.engines.conftest import ROWS, assignment
+
+PART = """
+import os, time, ctypes
+from hotpass import part
+
+@part(engine="decoder", claims=["model"])
+class Whole:
+    def prepare(self, ctx, params):
+        self.reference = ctx.reference()
+
+    def forward(self, batch, kv):
+        {body}
+"""
+
+
+def whole(body: str) -> Candidate:
+    """A part that claims `model`, with this forward."""
+    source = PartSource(name="planted", files=(("part.py", PART.format(body=body)),))
+    return Candidate(parts=(PartUse(source=source),), numerics=Numerics.TOLERANCE)
+
+
+HONEST = whole("return self.reference(batch, kv)")
+
+
+def requests(count: int, seed: int, held_out: bool) -> list[ReplayRequest]:
+    return [ReplayRequest(request_id=i, tokens=tuple(range(1, 6 + i)), output_tokens=2 + i % 2) for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def engine(deployment: Deployment) -> Iterator[DecoderEngine]:
+    with DecoderEngine(
+        "tiny", threads=1, window_ms=1.0, aa_seconds=0.1, serving_context=64, requests=requests
+    ) as engine:
+        engine.load(deployment, Tier.FAST)
+        yield engine
+
+
+def test_an_honest_part_passes_and_the_child_stays(engine: DecoderEngine, deployment: Deployment) -> None:
+    child = engine._loaded.pair().child.pid
+    for _ in range(3):
+        result = engine.measure(assignment(deployment, HONEST))
+        assert result.failure is None
+        assert result.clean is not None
+        assert result.clean.clean, result.clean.reasons
+        assert all(check.bit_equal for check in result.checks)
+        assert result.activation["model"] > 0
+    assert engine._loaded.pair().child.pid == child
+
+
+def test_a_wrong_part_shows_in_the_checks(engine: DecoderEngine, deployment: Deployment) -> None:
+    result = engine.measure(assignment(deployment, whole("return self.reference(batch, kv) * 1.001")))
+    assert result.failure is None
+    assert all(0 < check.max_abs < 0.1 for check in result.checks)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ("ctypes.string_at(0)", FailureKind.CRASH),
+        ("raise ValueError('planted')", FailureKind.EXCEPTION),
+        ("return self.reference(batch, kv)[:, :3]", FailureKind.PROTOCOL),
+    ],
+)
+def test_faults_are_records(body: str, kind: FailureKind, engine: DecoderEngine, deployment: Deployment) -> None:
+    result = engine.measure(assignment(deployment, whole(body)))
+    assert result.failure is not None
+    assert result.failure.kind is kind
+    assert engine.measure(assignment(deployment, HONEST)).failure is None
+
+
+def test_a_candidate_that_garbles_the_incumbents_cache_is_not_clean(
+    engine: DecoderEngine, deployment: Deployment
+) -> None:
+    body = (
+        "import gc\n        pools = [o for o in gc.get_objects() if type(o).__name__ == 'KvPool' and o is not kv]"
+        "\n        [pool.keys(0).fill_(1.0) for pool in pools]\n        return self.reference(batch, kv)"
+    )
+    result = engine.measure(assignment(deployment, whole(body)))
+    assert result.clean is not None
+    assert any("the incumbent's answers changed" in reason for reason in result.clean.reasons)
+    assert engine.measure(assignment(deployment, HONEST)).failure is None
+
+
+def test_warm_and_cold_give_the_same_text(engine: DecoderEngine) -> None:
+    prompts = [[1, 2, 3, 4], [9, 8, 7]]
+    before = engine.generate(Side.INCUMBENT, prompts, 5)
+    engine.install(Side.CANDIDATE, HONEST)
+    assert engine.generate(Side.CANDIDATE, prompts, 5) == before
+    engine.restore()
+    assert engine.generate(Side.CANDIDATE, prompts, 5) == before
+
+
+def test_the_slow_tier_serves_real_requests(engine: DecoderEngine, deployment: Deployment) -> None:
+    result = engine.measure(assignment(deployment, HONEST, tier=Tier.SLOW, replay_requests=4))
+    assert result.failure is None
+    assert all(replay.candidate[0].output_tokens == 2 + 3 + 2 + 3 for replay in result.replays)
+
+
+def test_transformers_own_loop_is_a_baseline(engine: DecoderEngine) -> None:
+    measured = engine.measure_baseline("transformers-eager-fp32", ROWS, 1, 30.0)
+    assert measured.failure is None
+    assert measured.numerics is Numerics.TOLERANCE
+    assert all(check.max_abs < 1e-3 for check in measured.checks)
+
+
+def test_the_names_of_baselines_are_the_programs() -> None:
+    from engines.decoder.baseline import BASELINES
+
+    assert sorted(BASELINE_NAMES) == sorted(BASELINES)
+
+
+def test_the_reference_agrees_with_itself_and_the_weights_hold(engine: DecoderEngine) -> None:
+    noise = engine.reference_noise()
+    assert [check.row for check in noise] == list(ROWS)
+    assert all(check.max_abs < 1e-4 for check in noise)
+    score = engine.score(HONEST, 2, 20, 5, 1e-4)
+    assert (score.positions, score.agree) == (40, 40)
+    assert engine.verify_weights()
