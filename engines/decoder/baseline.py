@@ -64,18 +64,17 @@ def baseline_side(
     model = build_net(config, weights, dtype=dtype, device=device, attention=baseline.attention)
     step = StepState(_no_kv(device))
     net = Net(config, model, step, f"{name} keeps its own cache")
-    call: Callable[..., Any] = _compiled(model) if baseline.compiled else model
-    own = OwnCache(config, call, dtype=dtype, device=device, batched=True, compiled=baseline.compiled)
+    compiled = _compiled(model) if baseline.compiled else None
+    own = OwnCache(config, model, dtype=dtype, device=device, batched=True, compiled=compiled)
     return DecoderSide(side, net, step.kv, plan, threads, own)
 
 
 def _compiled(model: Any) -> Callable[..., Any]:
-    import torch._dynamo.config as dynamo
+    """As transformers does it: the decode step only, over a static cache, shapes fixed (one graph for each row)."""
     import torch._inductor.config as inductor
 
     inductor.compile_threads = 1
-    dynamo.recompile_limit = max(64, dynamo.recompile_limit)  # its cache makes a graph for each kind of row
-    compiled: Callable[..., Any] = torch.compile(model, dynamic=True)
+    compiled: Callable[..., Any] = torch.compile(model, dynamic=False)
     return compiled
 
 

@@ -14,22 +14,27 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 from transformers.cache_utils import DynamicLayer
 
 from engines.decoder.batch import Batch
 from engines.decoder.kv import KvPool
 
+STATIC_BUCKET = 64
+"""Positions of a static cache are rounded up to this."""
+
 
 class CachedGroup:
     """Sequences that one cache holds, padded on the left to the longest context."""
 
-    def __init__(self, config: Any, slots: Sequence[int], device: torch.device) -> None:
+    def __init__(self, config: Any, slots: Sequence[int], device: torch.device, positions: int = 0) -> None:
+        """`positions`: make a static cache of so many, which a compiled step needs; 0 makes one that grows."""
         self.slots = tuple(slots)
         self.device = device
         self.lengths: tuple[int, ...] = (0,) * len(slots)
         """Context of each sequence without padding, as loaded."""
-        self.cache: Any = DynamicCache(config=config)
+        self.positions = positions
+        self.cache: Any = StaticCache(config, max_cache_len=positions) if positions else DynamicCache(config=config)
         self._loaded: Any = None
         """A copy of the cache as loaded, where cropping cannot bring it back."""
 
@@ -70,10 +75,10 @@ class CachedGroup:
         pads = [self.padded - length for length in self.lengths]
         options: dict[str, Any] = {}
         if any(pads):
-            columns = torch.arange(offset + query, device=self.device)
+            columns = torch.arange(self.positions or offset + query, device=self.device)
             starts = torch.tensor(pads, device=self.device)[:, None]
-            options["attention_mask"] = (columns >= starts).long()
-            options["position_ids"] = (columns[offset:] - starts).clamp_(min=0)
+            options["attention_mask"] = (columns >= starts).long()  # what lies ahead is causally masked
+            options["position_ids"] = (columns[offset : offset + query] - starts).clamp_(min=0)
         out = model(input_ids=tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1, **options)
         return out.logits[:, -1]  # type: ignore[no-any-return]
 
@@ -85,13 +90,18 @@ class CachedGroup:
         self.lengths = tuple(len(context) for context in contexts)
 
     def _keep(self) -> None:
-        if not all(type(layer) is DynamicLayer for layer in self.cache.layers):  # windows and states forget
+        if not self.positions and not all(
+            type(layer) is DynamicLayer for layer in self.cache.layers
+        ):  # windows and states forget
             self._loaded = copy.deepcopy(self.cache)
 
     def _rewind(self, length: int) -> None:
         if self.length == length:
             return
-        if self._loaded is not None and length == self.padded:
+        if self.positions:
+            for layer in self.cache.layers:
+                layer.cumulative_length.fill_(length)
+        elif self._loaded is not None and length == self.padded:
             self.cache = copy.deepcopy(self._loaded)
         elif self._loaded is None and self.length > length:
             self.cache.crop(length - self.length)
@@ -110,10 +120,10 @@ class OwnCache:
         dtype: torch.dtype,
         device: torch.device,
         batched: bool,
-        compiled: bool = False,
+        compiled: Callable[..., Any] | None = None,
     ) -> None:
-        """`batched`: a row's sequences share a cache, as in transformers' batched loop. `compiled`: `model` compiles as it meets
-        new shapes, so that a row needs whole windows for its warm-up."""
+        """`batched`: a row's sequences share a cache, as in transformers' batched loop. `compiled`: the same model for the
+        decode steps of rows, whose caches are static then; it compiles as it meets them."""
         self.compiled = compiled
         self._config = config
         self._model = model
@@ -122,11 +132,17 @@ class OwnCache:
         self._batched = batched
         self._groups: dict[tuple[int, ...], CachedGroup] = {}
 
-    def load_contexts(self, slots: Sequence[int], query_lens: Sequence[int], contexts: Sequence[torch.Tensor]) -> None:
-        """A row's contexts: token ids (int64, one dimension), or KV as `KvPool.read` gives it."""
+    def load_contexts(
+        self, slots: Sequence[int], query_lens: Sequence[int], steps: int, contexts: Sequence[torch.Tensor]
+    ) -> None:
+        """A row's contexts: token ids (int64, one dimension), or KV as `KvPool.read` gives it. `steps`: of its windows."""
         for members in self._members(query_lens):
-            group = CachedGroup(self._config, [slots[index] for index in members], self._device)
             mine = [contexts[index] for index in members]
+            positions = 0
+            if self.compiled is not None and query_lens[members[0]] == 1:
+                longest = max(context.shape[0 if context.ndim == 1 else 3] for context in mine)
+                positions = -(-(longest + steps) // STATIC_BUCKET) * STATIC_BUCKET
+            group = CachedGroup(self._config, [slots[index] for index in members], self._device, positions)
             with torch.inference_mode():
                 if mine[0].ndim == 1:
                     group.prefill(self._model, mine)
@@ -141,7 +157,8 @@ class OwnCache:
         for members in self._known(batch, query_lens):
             tokens = torch.stack([_tokens(batch, index) for index in members])
             group = self._group(batch, members)
-            logits = group.call(self._model, tokens, [batch.host_contexts[index] for index in members])
+            model = self.compiled if self.compiled is not None and group.positions else self._model
+            logits = group.call(model, tokens, [batch.host_contexts[index] for index in members])
             for row, index in enumerate(members):
                 rows[index] = logits[row]
         return torch.stack([row for row in rows if row is not None]).float()

@@ -124,7 +124,7 @@ class DecoderSide:
         slots = self.plan.row_slots(row)
         if self.own is not None:
             self.activate()
-            self.own.load_contexts(slots, self.plan.row_query_lens(row), contexts)
+            self.own.load_contexts(slots, self.plan.row_query_lens(row), self.plan.steps_per_window[row], contexts)
             self._warm_row(row)
             return
         with torch.inference_mode():
@@ -136,13 +136,10 @@ class DecoderSide:
                     self.kv.write(slot, context)
 
     def _warm_row(self, row: int) -> None:
-        """Steps of a row, once its caches exist. Of compiled code two windows: the second starts from a cache cut back, which
-        has other strides."""
-        assert self.own is not None
-        steps = self.plan.steps_per_window[row]
+        """Steps of a row, once its caches exist; compiled code must have met them before the first window."""
         tokens = torch.zeros(self.plan.rows[row].query_tokens, dtype=torch.int64, device=self.device)
         with torch.inference_mode():
-            for step in [*range(steps), *range(steps)] if self.own.compiled else range(min(2, steps)):
+            for step in range(min(2, self.plan.steps_per_window[row])):
                 self.run(self.row_batch(row, step, tokens))
 
     def free_slot(self, slot: int, *, poison: bool = False) -> None:
