@@ -211,6 +211,7 @@ def _draw_arrivals(ax: Axes, traffic: Traffic) -> None:
 def _draw_shapes(ax: Axes, table: ShapeTable) -> None:
     rows = table.rows[::-1]
     places = np.arange(len(rows))
+    largest = max(max(row.steps_share, row.tokens_share) for row in rows)
     for offset, share in ((0.2, "steps_share"), (-0.2, "tokens_share")):
         values = [getattr(row, share) for row in rows]
         colours = [COLOURS[row.phase.value] for row in rows]
