@@ -72,6 +72,10 @@ def _requests(count: int) -> str:
     return f"{count:,} request{'' if count == 1 else 's'}"
 
 
+def _clients(table: ShapeTable) -> str:
+    return f"{table.concurrency} client{'' if table.concurrency == 1 else 's'}"
+
+
 def plot(traffic: Traffic, table: ShapeTable, path: str | Path) -> Path:
     """A picture of lengths, arrivals and the shape table, written as PNG or HTML by the suffix. Raises InputError."""
     path = Path(path)
@@ -129,7 +133,7 @@ def _shapes_table(table: ShapeTable) -> Table:
     from rich.table import Table
 
     shown = Table(
-        title=f"shape table: {table.concurrency} clients, prefill chunks of {table.chunk_tokens} tokens",
+        title=f"shape table: {_clients(table)}, prefill chunks of {table.chunk_tokens} tokens",
         title_justify="left",
     )
     shown.add_column("phase")
@@ -223,7 +227,7 @@ def _draw_shapes(ax: Axes, table: ShapeTable) -> None:
     ]
     ax.set_yticks(places, labels, fontsize=7)
     ax.set(
-        title=f"shape table, {table.concurrency} clients",
+        title=f"shape table, {_clients(table)}",
         xlabel="share of steps (full) and of output tokens (pale)",
         xlim=(0, 1.15 * largest),
     )

@@ -59,7 +59,7 @@ def count_steps(
     empty: a deployment has no end.
     """
     batch = min(concurrency, max_batch) if max_batch else concurrency
-    source = _endless(requests, random.Random(seed))
+    source = endless(requests, random.Random(seed))
     loop = _Loop(chunk_tokens=chunk_tokens)
     unanswered = len(requests)
     rows: list[tuple[float, ...]] = []
@@ -71,7 +71,7 @@ def count_steps(
     return StepCounts(*np.array(rows, dtype=np.float64).T)
 
 
-def _endless(requests: Sequence[Request], draw: random.Random) -> Iterator[tuple[Request, bool]]:
+def endless(requests: Sequence[Request], draw: random.Random) -> Iterator[tuple[Request, bool]]:
     """Every request once, in order (True), then any of them (False)."""
     yield from ((request, True) for request in requests)
     while True:

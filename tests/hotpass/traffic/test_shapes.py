@@ -12,7 +12,7 @@ from hotpass.errors import InputError
 from hotpass.records.shapes import Phase, ShapeRow, ShapeTable
 from hotpass.traffic import Format, Request, Traffic, distance, read_traffic, shape_table
 from hotpass.traffic.records import make_traffic
-from hotpass.traffic.simulate import StepCounts, count_steps
+from hotpass.traffic.simulate import StepCounts, count_steps, endless
 
 
 def request(input_tokens: int, output_tokens: int) -> Request:
@@ -56,41 +56,43 @@ def test_max_batch_makes_clients_wait() -> None:
     assert count_steps([request(4, 3)] * 6, concurrency=4, chunk_tokens=64).num_seqs.max() == 4
 
 
-def naive(requests: list[Request], concurrency: int, chunk: int) -> tuple[int, int, int, int]:
-    """Steps, output tokens, query tokens and context tokens, one step at a time, without fillers."""
-    waiting, running = list(requests), []
-    steps = outputs = queries = contexts = 0
-    while waiting or running:
-        while waiting and len(running) < concurrency:
-            item = waiting.pop(0)
-            running.append([item.input_tokens, 0, item.output_tokens])
-        budget = chunk
+def naive(requests: list[Request], concurrency: int, chunk: int) -> tuple[float, float, float, float, float]:
+    """Steps, output tokens, query tokens, context tokens and the sum of longest contexts, one step at a time."""
+    source = endless(requests, random.Random(0))
+    running: list[list[int]] = []  # prompt left, in the cache, output left, counts
+    unanswered = len(requests)
+    steps = outputs = queries = contexts = longest = 0
+    while unanswered:
+        while len(running) < concurrency:
+            item, counts = next(source)
+            running.append([item.input_tokens, 0, item.output_tokens, counts])
+        budget, step_longest = chunk, 0
         for sequence in running:
-            prompt_left, done, _ = sequence
-            take = 1 if not prompt_left else min(prompt_left, budget)
+            take = min(sequence[0], budget) if sequence[0] else 1
             if not take:
                 continue
-            contexts += done
-            queries += take
+            contexts, queries, step_longest = contexts + sequence[1], queries + take, max(step_longest, sequence[1])
             sequence[1] += take
-            if prompt_left:
+            if sequence[0]:
                 budget -= take
                 sequence[0] -= take
             if not sequence[0]:
                 sequence[2] -= 1
                 outputs += 1
+        unanswered -= sum(sequence[3] for sequence in running if not sequence[2])
         running = [sequence for sequence in running if sequence[2]]
+        longest += step_longest
         steps += 1
-    return steps, outputs, queries, contexts
+    return steps, outputs, queries, contexts, longest
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_agrees_with_counting_every_step(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "concurrency"), itertools.product(range(3), [1, 3, 7]))
+def test_agrees_with_counting_every_step(seed: int, concurrency: int) -> None:
     draw = random.Random(seed)
-    requests = [request(draw.randint(1, 60), draw.randint(1, 30)) for _ in range(40)]
-    counts = count_steps(requests, concurrency=1, chunk_tokens=16)
-    totals = [counts.steps @ column for column in (counts.output_tokens, counts.query_tokens, counts.context_total)]
-    assert (counts.steps.sum(), *totals) == naive(requests, 1, 16)
+    requests = [request(draw.randint(1, 60), draw.randint(1, 30)) for _ in range(60)]
+    counts = count_steps(requests, concurrency=concurrency, chunk_tokens=16)
+    columns = (counts.output_tokens, counts.query_tokens, counts.context_total, counts.context_max)
+    assert (counts.steps.sum(), *(counts.steps @ column for column in columns)) == naive(requests, concurrency, 16)
 
 
 def test_the_batch_stays_full_until_the_end() -> None:
