@@ -186,14 +186,18 @@ class EventLog:
     def __enter__(self) -> EventLog:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _check_usable(self) -> None:
         if self._lock_fd < 0:
             raise LedgerError(f"the event log {self.folder} is closed")
         if os.getpid() != self._pid:
-            raise LedgerError(f"the event log {self.folder} belongs to process {self._pid}, not to its fork {os.getpid()}")
+            raise LedgerError(
+                f"the event log {self.folder} belongs to process {self._pid}, not to its fork {os.getpid()}"
+            )
         if self._broken:
             raise LedgerError(f"the event log {self.folder} takes no more events ({self._broken}); open it again")
 
@@ -289,9 +293,13 @@ class EventReader:
                     return True
                 event = _parse(line)
                 if event is None:
-                    raise LedgerError(f"{file.name} is damaged at byte {self._offset}; the events after it are not read")
+                    raise LedgerError(
+                        f"{file.name} is damaged at byte {self._offset}; the events after it are not read"
+                    )
                 if self._seq_at_offset is not None and event.seq != self._seq_at_offset + 1:
-                    raise LedgerError(f"{file.name} has event {event.seq} after {self._seq_at_offset}: events are missing")
+                    raise LedgerError(
+                        f"{file.name} has event {event.seq} after {self._seq_at_offset}: events are missing"
+                    )
                 if upto is not None and event.seq > upto:
                     return False
                 self._offset += len(line)
@@ -331,7 +339,9 @@ def _take_lock(folder: Path) -> int:
     key = str(folder.resolve())
     with _open_here_lock:
         if key in _open_here:
-            raise InputError("campaign", folder, f"is already written by this process ({os.getpid()})", "close it first")
+            raise InputError(
+                "campaign", folder, f"is already written by this process ({os.getpid()})", "close it first"
+            )
         fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             # A record lock: it ends with this process however that dies, and a forked child does not keep it alive.
@@ -339,7 +349,9 @@ def _take_lock(folder: Path) -> int:
         except OSError:
             pid = _pid_in(fd)
             os.close(fd)
-            raise InputError("campaign", folder, f"is being written by process {pid}", "wait for it or stop it first") from None
+            raise InputError(
+                "campaign", folder, f"is being written by process {pid}", "wait for it or stop it first"
+            ) from None
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
         _open_here.add(key)

@@ -263,12 +263,12 @@ def facts_of(plan: Plan) -> CampaignFacts:
 
 
 def prepared_view(expanded: Iterable[str]) -> dict[str, Any]:
-    """State of MLflow's table of runs: these columns, the campaigns' runs unfolded, attempts in the order in which they were made."""
+    """State of MLflow's table of runs: these columns, the campaigns' runs unfolded, attempts by time."""
     return {
         "selectedColumns": ["attributes.`Run Name`", *COLUMNS],
         "columnOrder": [],
         "runsExpanded": dict.fromkeys(expanded, True),
-        "orderByKey": "attributes.`Created`",
+        "orderByKey": "attributes.start_time",
         "orderByAsc": False,
     }
 

@@ -22,7 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from cluster.ledger import VIEW
+from cluster.ledger import VIEW, catch_up
+from cluster.plan import read_plan
+from cluster.runs import facts_of
 from hotpass.errors import InputError, MachineError
 
 START_SECONDS = 180.0
@@ -102,8 +104,15 @@ def start_ui(folder: Path, *, port: int = 0, host: str = "127.0.0.1") -> UiServe
 
 
 def serve_ui(folder: Path, *, port: int = 0, say: Callable[[str], None] = print) -> int:
-    """The command: start, say where, run until Ctrl-C; returns the exit code."""
+    """The command: mirror what a dead campaign left, start, say where, run until Ctrl-C; returns the exit code.
+
+    Raises InputError for a folder that is no campaign, or one that is mirrored to a server (where it is seen).
+    """
+    plan = read_plan(Path(folder))
+    if plan.spec.tracking_uri:
+        raise InputError("campaign", folder, f"is mirrored to {plan.spec.tracking_uri}", "open that address")
     say(f"starting MLflow on {Path(folder).resolve()} …")
+    catch_up(Path(folder), facts_of(plan))
     with start_ui(folder, port=port) as server:
         say(f"MLflow is ready: {server.url}   (Ctrl-C ends it)")
         try:

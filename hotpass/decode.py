@@ -111,7 +111,9 @@ def _decode_sequence(origin: Any, arguments: tuple[Any, ...], plain: Json, path:
     if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
         if len(arguments) != len(plain):
             raise DecodeError(f"{path}: {len(plain)} items where {len(arguments)} are expected")
-        return tuple(_decode(kind, item, f"{path}[{i}]") for i, (kind, item) in enumerate(zip(arguments, plain, strict=True)))
+        return tuple(
+            _decode(kind, item, f"{path}[{i}]") for i, (kind, item) in enumerate(zip(arguments, plain, strict=True))
+        )
     items = [_decode(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(plain)]
     return tuple(items) if origin is tuple else items
 
@@ -124,7 +126,9 @@ def _decode_record(kind: Any, plain: Json, path: str) -> Any:
         if name not in fields:
             raise DecodeError(f"{path}: {kind.__name__} has no field {name!r}")
     given = {
-        name: _decode(hints[name], plain[name], f"{path}.{name}") for name, field in fields.items() if field.init and name in plain
+        name: _decode(hints[name], plain[name], f"{path}.{name}")
+        for name, field in fields.items()
+        if field.init and name in plain
     }
     try:
         record = kind(**given)
