@@ -1,6 +1,6 @@
 """Token ids from real text, in exact lengths: for traffic that has lengths only, and for inputs of measurements.
 
-The corpus (prose and code, `corpus/README.md`) is cut into sections; every sixth is held out for cold measurements and
+The corpus (prose and code, `corpus/README.txt`) is cut into sections; every sixth is held out for cold measurements and
 gates. A pass over the others cuts them into pieces, shuffles those, and hands out their tokens in a row, so nothing is drawn
 twice within a pass. The next pass cuts at other places and shuffles anew.
 
