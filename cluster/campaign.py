@@ -12,6 +12,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,17 @@ from typing import Any
 from cluster.clock import Clock, SimulatedClock, WallClock
 from cluster.events import EventLog
 from cluster.finish import measure_finalists, result_line
-from cluster.floors import floors_ms
+from cluster.floors import bounds_ms, suspect_ms
 from cluster.folder import all_candidates
 from cluster.journal import FOLDER, Journal
+from cluster.ledger import Mirror, open_mirror
 from cluster.loop import SearchLoop
 from cluster.machines import Machines, MachinesOpener, open_machines
 from cluster.plan import FILE, Plan, write_plan
 from cluster.ports import Proposer, Silent, View
 from cluster.proposing import StudyProposer
-from cluster.session import Session
+from cluster.runs import facts_of
+from cluster.session import Hush, Session
 from cluster.state import CampaignState, fold
 from cluster.store import save_candidate
 from hotpass.errors import HotpassError
@@ -44,6 +47,16 @@ class Interrupted(HotpassError):
     exit_code = 130
 
 
+@contextlib.contextmanager
+def _mirrored(plan: Plan, folder: Path, view: View) -> Iterator[Mirror]:
+    """MLflow follows the log from behind; closed last, so that it has the result and the report too."""
+    mirror = open_mirror(folder, facts_of(plan), tracking_uri=plan.spec.tracking_uri, note=view.note)
+    try:
+        yield mirror
+    finally:
+        mirror.close()
+
+
 @dataclass(slots=True, kw_only=True)
 class Running:
     """What a campaign holds open; `halt` may be set from another thread to stop it as Ctrl-C does."""
@@ -54,6 +67,8 @@ class Running:
     open_machines: MachinesOpener = open_machines
     catalogue: Callable[[str], Sequence[PartSource]] = load_catalogue
     """Device → the parts that may be proposed there."""
+    mirrored: Callable[[Plan, Path, View], AbstractContextManager[Hush | None]] = _mirrored
+    """What follows the log from behind, and stands still during measurements."""
 
     @property
     def folder(self) -> Path:
@@ -100,7 +115,7 @@ def opened_session(running: Running, log: EventLog, state: CampaignState) -> Ite
     clock = _clock(plan, state)
     journal = Journal(log, state, clock, running.view)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_mirrored(plan, folder, running.view))
+        mirror = stack.enter_context(running.mirrored(plan, folder, running.view))
         machines = stack.enter_context(running.open_machines(plan, running.view))
         session = Session(
             plan,
@@ -108,7 +123,9 @@ def opened_session(running: Running, log: EventLog, state: CampaignState) -> Ite
             machines.engines,
             running.view,
             store=lambda candidate: save_candidate(folder, candidate),
-            floors_ms=floors_ms(plan.deployment),
+            bounds_ms=bounds_ms(plan.deployment),
+            suspect_ms=suspect_ms(plan.deployment, Numerics(plan.spec.numerics)),
+            hush=mirror,
         )
         session.candidates |= all_candidates(folder)
         running.view.changed(state)
@@ -192,8 +209,3 @@ def _clock(plan: Plan, state: CampaignState) -> Clock:
     if plan.spec.engine == "fake":
         return SimulatedClock(state.elapsed_seconds)
     return WallClock(state.elapsed_seconds)
-
-
-@contextlib.contextmanager
-def _mirrored(plan: Plan, folder: Path, view: View) -> Iterator[None]:
-    yield

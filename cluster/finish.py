@@ -197,7 +197,7 @@ def _claim(claim: dict[str, Any] | Claim | None) -> dict[str, Any] | None:
 
 def bound_fraction(session: Session, rate: float | None) -> float | None:
     """Share of the physical bound: floor of a step over the shape table ÷ its measured time; None where no floor is known."""
-    shapes, floors = session.plan.deployment.shapes, session.floors_ms
+    shapes, floors = session.plan.deployment.shapes, session.bounds_ms
     if not rate or not all(row.key in floors for row in shapes.rows):
         return None
     floor_ms = sum(row.steps_share * floors[row.key] for row in shapes.rows)

@@ -152,6 +152,7 @@ class SearchLoop:
     def _machine_failed(self, order: Order, error: MachineError) -> None:
         """The candidate gets another try; its order stays open in the log, so that it is never counted."""
         self.errors_in_a_row += 1
+        self.session.ended()
         self.session.view.note(f"{order.engine.name}: {error}")
         self.session.view.activity(order.engine.name, "")
         self.journal.write(

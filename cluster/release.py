@@ -1,8 +1,8 @@
 """The release of a winner: its sources, its evidence, how to serve it and how to switch it off, in one folder that stands alone.
 
-    release/candidate.toml, parts/…     the candidate, verified by its id when read
-    release/evidence.json               deployment, cold attempt, gates, claims, environment: what was measured, and on what
-    release/RELEASE.md                  the same for people
+release/candidate.toml, parts/…     the candidate, verified by its id when read
+release/evidence.json               deployment, cold attempt, gates, claims, environment: what was measured, and on what
+release/RELEASE.md                  the same for people
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ def write_release(folder: Path, plan: Plan, state: CampaignState) -> Path:
     shutil.rmtree(temporary, ignore_errors=True)
     shutil.copytree(folder / "candidates" / candidate.id, temporary)
     evidence = evidence_of(plan, state)
-    (temporary / "evidence.json").write_text(json.dumps(evidence, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (temporary / "evidence.json").write_text(
+        json.dumps(evidence, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     (temporary / "RELEASE.md").write_text(_text(candidate, plan, state), encoding="utf-8")
     shutil.rmtree(target, ignore_errors=True)
     temporary.rename(target)

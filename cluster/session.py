@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
+from typing import Protocol
 
 from actors.engine import Measured
 from cluster.journal import Journal
@@ -55,6 +56,14 @@ class Order:
     future: Future[Measured]
 
 
+class Hush(Protocol):
+    """Something that works beside measurements, and must stand still during them: MLflow's mirror."""
+
+    def pause(self) -> None: ...
+
+    def go_on(self) -> None: ...
+
+
 class Session:
     """Engines, judge and journal of a campaign, between start and end of one process."""
 
@@ -65,15 +74,21 @@ class Session:
         engines: Sequence[EnginePort],
         view: View,
         store: Callable[[Candidate], object],
-        floors_ms: Mapping[str, float] | None = None,
+        bounds_ms: Mapping[str, float] | None = None,
+        suspect_ms: Mapping[str, float] | None = None,
+        hush: Hush | None = None,
     ) -> None:
+        """`hush` stands still while an engine measures; `bounds_ms` are shown, times below `suspect_ms` are rejected."""
         self.plan = plan
         self.journal = journal
         self.state = journal.state
         self.engines = list(engines)
         self.view = view
         self.store = store
-        self.floors_ms = dict(floors_ms or {})
+        self.bounds_ms = dict(bounds_ms or {})
+        self.suspect_ms = dict(suspect_ms or {})
+        self.hush = hush
+        self._measuring = 0
         self.policy = Policy(numerics=Numerics(plan.spec.numerics))
         self.candidates: dict[str, Candidate] = {AS_LOADED.id: AS_LOADED}
         """Every candidate that this session handles, by id."""
@@ -95,7 +110,7 @@ class Session:
             engines=[dict(engine.facts()) for engine in self.engines],
             slot_table=self.slot_table.version,
             startup_ms=phases,
-            floors_ms=self.floors_ms,
+            floors_ms=self.bounds_ms,
             session=self.state.decisions["start"] + 1,
         )
         self._calibrate()
@@ -200,6 +215,7 @@ class Session:
             },
         )
         self.view.activity(engine.name, f"{purpose} · {tier} · {candidate.label}")
+        self._begin()
         return Order(number=number, engine=engine, assignment=assignment, future=engine.submit(assignment))
 
     def _effort(self, tier: Tier, purpose: Purpose) -> tuple[Stopping, float]:
@@ -210,9 +226,21 @@ class Session:
             return pace.slow, pace.slow_deadline_seconds
         return pace.fast, pace.fast_deadline_seconds
 
+    def _begin(self) -> None:
+        self._measuring += 1
+        if self.hush is not None:
+            self.hush.pause()
+
+    def ended(self) -> None:
+        """An order has come back, with an answer or without."""
+        self._measuring -= 1
+        if self.hush is not None and not self._measuring:
+            self.hush.go_on()
+
     def settle(self, order: Order, measured: Measured) -> AttemptRow:
         """Judge, record durably, return the attempt as recorded."""
         assert self.band is not None
+        self.ended()
         result = measured.result
         self.journal.clock.observe(result)
         self.view.activity(order.engine.name, "")
@@ -223,7 +251,7 @@ class Session:
             band=self.band,
             shapes=deployment.shapes,
             num_layers=deployment.model.num_layers,
-            floors_ms=self.floors_ms,
+            floors_ms=self.suspect_ms,
         )
         if result.simulated and attempt.speedup:
             attempt = replace(attempt, speedup=replace(attempt.speedup, kind="simulated"))

@@ -29,10 +29,16 @@ def report(arguments: argparse.Namespace) -> int:
 
 
 def ui(arguments: argparse.Namespace) -> int:
-    from cluster.ui import run_ui
+    """Runs until Ctrl-C. What a campaign that ended early left unmirrored is mirrored first."""
+    from cluster.ledger import catch_up
+    from cluster.runs import facts_of
+    from cluster.ui import serve_ui
 
-    read_plan(Path(arguments.folder))
-    return run_ui(Path(arguments.folder), port=arguments.port)
+    folder = Path(arguments.folder)
+    plan = read_plan(folder)
+    if not plan.spec.tracking_uri:
+        catch_up(folder, facts_of(plan))
+    return serve_ui(folder, port=arguments.port)
 
 
 def status(arguments: argparse.Namespace) -> int:
@@ -74,7 +80,9 @@ def candidates(arguments: argparse.Namespace) -> int:
     print(plan.campaign)
     for row in rows:
         mark = "*" if row["winner"] else " "
-        print(f"{mark} {str(row['id'])[:10]}  {row['speedup']!s:<36} {row['verdict']!s:<13} {row['numerics']!s:<13} {row['label']}")
+        print(
+            f"{mark} {str(row['id'])[:10]}  {row['speedup']!s:<36} {row['verdict']!s:<13} {row['numerics']!s:<13} {row['label']}"
+        )
     return 0
 
 

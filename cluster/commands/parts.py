@@ -33,7 +33,9 @@ def slots(arguments: argparse.Namespace) -> int:
     print(table.version)
     for claim, slot, count in by_claim(table):
         layers = f" · {count} layers" if count > 1 else ""
-        print(f"\n{claim}\n    {slot.stands_for}{layers} · judged by the {slot.lowest_tier} tier\n    forward{slot.signature}")
+        print(
+            f"\n{claim}\n    {slot.stands_for}{layers} · judged by the {slot.lowest_tier} tier\n    forward{slot.signature}"
+        )
     return 0
 
 

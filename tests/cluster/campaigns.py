@@ -121,10 +121,19 @@ def fake(factors: Mapping[str, float] = FACTORS, **options: object) -> FakeEngin
     return FakeEngine("fake-0", step_time=step_time_from_costs(20.0, factors), **given)  # type: ignore[arg-type]
 
 
+@contextlib.contextmanager
+def unmirrored(plan: Plan, folder: Path, view: View) -> Iterator[None]:
+    """No MLflow: its mirror has tests of its own."""
+    yield None
+
+
 def make_running(
     folder: Path, *, parts: tuple[PartSource, ...] = PARTS, engine: Callable[[], FakeEngine] = fake, **changes: object
 ) -> Running:
     """A campaign that is ready to run."""
     return Running(
-        plan=make_plan(folder, **changes), open_machines=machines_with(engine), catalogue=lambda device: parts
+        plan=make_plan(folder, **changes),
+        open_machines=machines_with(engine),
+        catalogue=lambda device: parts,
+        mirrored=unmirrored,
     )

@@ -35,7 +35,9 @@ def last_line(text: str) -> dict[str, object]:
     return json.loads(text.strip().splitlines()[-1])  # type: ignore[no-any-return]
 
 
-def test_compile_ends_with_one_json_line_and_says_the_rest_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compile_ends_with_one_json_line_and_says_the_rest_on_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["compile", *FAKE, "--out", str(tmp_path / "c")]) == 0
     out, err = capsys.readouterr()
     assert len(out.strip().splitlines()) == 1
@@ -81,7 +83,9 @@ def test_wrong_input_is_one_sentence_and_exit_2(
 
 def test_a_campaign_file_gives_what_options_leave_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "c.toml"
-    file.write_text('model = "some-model"\ntraffic = "code"\nengine = "fake"\nray = false\nbudget = "40s"\nmax_attempts = 1\n')
+    file.write_text(
+        'model = "some-model"\ntraffic = "code"\nengine = "fake"\nray = false\nbudget = "40s"\nmax_attempts = 1\n'
+    )
     assert main(["compile", "--campaign", str(file), "--traffic", "chat", "--out", str(tmp_path / "c"), "--quiet"]) == 0
     spec = read_plan(tmp_path / "c").spec
     assert (spec.model, spec.traffic, spec.max_attempts) == ("some-model", "chat", 1)
@@ -126,7 +130,9 @@ def test_try_of_a_faster_part_goes_through_the_gates_and_is_recorded(finished: P
     assert after.result is not None
 
 
-def test_try_on_the_command_line_prints_its_line(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_try_on_the_command_line_prints_its_line(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code = main(["try", "--set", "threads=2", "--in", str(finished), "--quiet"])
     line = last_line(capsys.readouterr().out)
     assert {"faster": 0, "slower": 1, "inconclusive": 3}[str(line["verdict"])] == code
@@ -177,5 +183,16 @@ def test_continue_starts_from_the_winner_and_says_how_far_the_traffic_moved(
 
 def test_help_is_quick_and_complete() -> None:
     done = subprocess.run([sys.executable, "-m", "cluster.cli", "--help"], capture_output=True, text=True, check=True)
-    for command in ("compile", "try", "init-part", "slots", "traffic", "hardware", "ui", "report", "candidates", "status"):
+    for command in (
+        "compile",
+        "try",
+        "init-part",
+        "slots",
+        "traffic",
+        "hardware",
+        "ui",
+        "report",
+        "candidates",
+        "status",
+    ):
         assert command in done.stdout
