@@ -19,22 +19,21 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
-from engines.client import Child, token_bytes
-from engines.judge.inputs import InputSet, SourceMaker, drawer, seed_of, window_tokens
+from engines.client import Child
+from engines.judge.contexts import Contexts
+from engines.judge.inputs import InputSet, SourceMaker, TokenSource, drawer, seed_of, window_tokens
 from engines.judge.pairing import SideBySide
 from engines.judge.rounds import Evidence, Place, Plan, Rounds
 from engines.judge.windows import run_window
 from engines.keeper import Keeper, KeptWeights
 from engines.limits import ChildLimits
-from engines.memory import MemoryIndex, SealedMemory, check_sealed
 from engines.program import CandidateFailed, Fingerprint, KvPlan
 from engines.threading_env import process_environment
-from engines.wire import close_all
 from engines.zygote import Zygote
-from hotpass.decode import from_plain
 from hotpass.errors import MachineError
 from hotpass.records.candidate import AS_LOADED
 from hotpass.records.deployment import ModelRef
@@ -115,7 +114,7 @@ class Stable:
         self.pool: dict[Place, list[InputSet]] = {}
         self.noise_abs = 0.0
         self.facts: dict[str, str] = {}
-        self._contexts: list[_Contexts] = []
+        self._contexts: Contexts | None = None
         self._pair: PairChild | None = None
         self._reference: Child | None = None
         self._births = 0
@@ -190,8 +189,8 @@ class Stable:
             )
             child.phases_ms.update(phases)
             child.phases_ms["load"] = (time.perf_counter() - start) * 1e3
-            for contexts in self._contexts:
-                _keep(child, contexts)
+            if self._contexts is not None:
+                self._contexts.hand_to(child, _soon())
         except BaseException:
             child.close()
             raise
@@ -199,9 +198,8 @@ class Stable:
 
     def load_contexts(self, child: Child, side: str, places: Sequence[Place], deadline: float) -> None:
         """Copy the reference's KV into a side's slots of those rows."""
-        for cut in sorted({cut for cut, _ in places}):
-            rows = [(row, self.kv.row_contexts(row)) for at, row in places if at == cut]
-            child.call_plain("load_contexts", {"side": side, "cut": cut, "rows": rows}, deadline=deadline)
+        assert self._contexts is not None, "computed before any child needs them"
+        self._contexts.load(child, side, places, deadline)
 
     def reference(self) -> Child:
         """The reference child, with contexts loaded; born again if it died. Raises CandidateFailed."""
@@ -216,9 +214,29 @@ class Stable:
             self._reference.close()
             self._reference = None
 
-    def fresh_tokens(self, seed: int, held_out: bool) -> FreshTokens:
-        """Fresh windows' tokens for one attempt."""
-        return FreshTokens(self.recipe.sources, self.kv, seed, held_out)
+    def plan(
+        self,
+        places: Sequence[Place],
+        source: TokenSource,
+        rng: random.Random,
+        *,
+        pooled: bool = True,
+        incumbent_is_loaded: bool = True,
+    ) -> Plan:
+        """What to measure in one attempt: pool sets in the generator's order, then fresh ones of the source."""
+        return Plan(
+            kv=self.kv,
+            depths={cut: len(layers) for cut, layers in enumerate(self.recipe.cuts)},
+            places=places,
+            drawers={
+                place: drawer(
+                    self.pool[place] if pooled else (), partial(window_tokens, source, self.kv, place[1]), rng
+                )
+                for place in places
+            },
+            noise_abs=self.noise_abs,
+            incumbent_is_loaded=incumbent_is_loaded,
+        )
 
     def places(self, cuts: Sequence[int]) -> list[Place]:
         """Every row of those cuts."""
@@ -228,9 +246,9 @@ class Stable:
         """End every process, close every descriptor."""
         self.discard_pair()
         self.discard_reference()
-        for contexts in self._contexts:
-            contexts.memory.close()
-        self._contexts.clear()
+        if self._contexts is not None:
+            self._contexts.close()
+            self._contexts = None
         self.zygote.close()
         self.keeper.close()
 
@@ -270,13 +288,8 @@ class Stable:
         """Contexts of every cut, then the reference's logits for the pool."""
         source = self.recipe.sources(seed_of(self.recipe.seed, "pool"), False)
         child = self._reference = self.fresh_child(trusted=True)
-        lengths = [self.kv.row_contexts(row) for row in range(len(self.recipe.rows))]
-        texts = [list(source.draw(length)) for length in longest_contexts(lengths)]
-        for cut in range(len(self.recipe.cuts)):
-            for row, sequences in computed_in(lengths).items():
-                contexts = self._computed_contexts(child, cut, row, sequences, texts)
-                self._contexts.append(contexts)
-                _keep(child, contexts)
+        self._contexts = Contexts(self.kv)
+        self._contexts.compute(child, len(self.recipe.cuts), source, _soon())
         places = self.places(range(len(self.recipe.cuts)))
         self.load_contexts(child, "reference", places, _soon())
         for place in places:
@@ -287,22 +300,8 @@ class Stable:
         decode = self.recipe.rows[row].phase is Phase.DECODE
         return self.recipe.pool_sets if decode else max(1, self.recipe.pool_sets // 2)
 
-    def _computed_contexts(
-        self, child: Child, cut: int, row: int, sequences: Sequence[int], texts: Sequence[Sequence[int]]
-    ) -> _Contexts:
-        """Contexts of some sequences, computed in a row's slots; the row's other sequences stay empty."""
-        count = self.recipe.rows[row].num_seqs
-        tokens = [list(texts[index]) if index in sequences else [] for index in range(count)]
-        body = {"cut": cut, "row": row, "lengths": [len(item) for item in tokens]}
-        blob = token_bytes([token for item in tokens for token in item])
-        message = child.call("compute_contexts", body, deadline=_soon(), blob=blob)
-        memory = SealedMemory(fd=message.fds[0], index=from_plain(MemoryIndex, message.body["index"]))
-        close_all(message.fds[1:])
-        check_sealed(memory.fd, memory.index)
-        return _Contexts(cut=cut, sequences=tuple(sequences), memory=memory)
-
-    def _referenced(self, child: Child, place: Place, source: object) -> InputSet:
-        tokens = window_tokens(source, self.kv, place[1])  # type: ignore[arg-type]
+    def _referenced(self, child: Child, place: Place, source: TokenSource) -> InputSet:
+        tokens = window_tokens(source, self.kv, place[1])
         return InputSet(tokens=tokens, reference=self._untimed(child, "reference", place, tokens))
 
     def _untimed(self, child: Child, side: str, place: Place, tokens: np.ndarray) -> np.ndarray:
@@ -342,16 +341,9 @@ class Stable:
     def _a_against_a(self, child: Child, places: Sequence[Place]) -> tuple[Evidence, float]:
         """Both sides as loaded: at least one block on every place, more while time is left. The spread is the noise floor."""
         evidence = Evidence()
-        fresh = self.fresh_tokens(seed_of(self.recipe.seed, "aa", self._births), False)
+        source = self.recipe.sources(seed_of(self.recipe.seed, "aa", self._births), False)
         rng = random.Random(seed_of(self.recipe.seed, "aa order", self._births))
-        plan = Plan(
-            kv=self.kv,
-            depths={cut: len(layers) for cut, layers in enumerate(self.recipe.cuts)},
-            places=places,
-            drawers={place: drawer([], fresh.maker(place[1]), rng) for place in places},
-            noise_abs=0.0,
-            incumbent_is_loaded=True,
-        )
+        plan = self.plan(places, source, rng, pooled=False)
         rounds = Rounds(SideBySide(child, self.kv, self.recipe.model.vocab_size), plan, evidence, rng)
         patience = self.recipe.aa_seconds if self._births == 1 else self.recipe.aa_seconds / 3
         end = time.monotonic() + patience
@@ -369,58 +361,6 @@ class Stable:
         start = time.perf_counter()
         yield
         self.phases_ms[name] = (time.perf_counter() - start) * 1e3
-
-
-class FreshTokens:
-    """Tokens of windows that no side has seen; one source for all rows of an attempt."""
-
-    def __init__(self, sources: SourceMaker, kv: KvPlan, seed: int, held_out: bool) -> None:
-        self._source = sources(seed, held_out)
-        self._kv = kv
-
-    def maker(self, row: int) -> _RowTokens:
-        return _RowTokens(self, row)
-
-    def draw(self, row: int) -> np.ndarray:
-        return window_tokens(self._source, self._kv, row)
-
-
-@dataclass(frozen=True, slots=True)
-class _RowTokens:
-    fresh: FreshTokens
-    row: int
-
-    def __call__(self) -> np.ndarray:
-        return self.fresh.draw(self.row)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Contexts:
-    """KV of some sequences' longest contexts, on one cut; a row's sequence i has the first tokens of sequence i's."""
-
-    cut: int
-    sequences: tuple[int, ...]
-    memory: SealedMemory
-
-
-def longest_contexts(lengths: Sequence[Sequence[int]]) -> list[int]:
-    """For each sequence index, the longest context that any row has there: a shorter one is the start of the same text."""
-    count = max(len(row) for row in lengths)
-    return [max(row[index] for row in lengths if index < len(row)) for index in range(count)]
-
-
-def computed_in(lengths: Sequence[Sequence[int]]) -> dict[int, list[int]]:
-    """Row → sequences whose longest context is that row's, so that each is computed once, in slots that are long enough."""
-    chosen: dict[int, list[int]] = {}
-    for index, longest in enumerate(longest_contexts(lengths)):
-        row = next(row for row, item in enumerate(lengths) if index < len(item) and item[index] == longest)
-        chosen.setdefault(row, []).append(index)
-    return chosen
-
-
-def _keep(child: Child, contexts: _Contexts) -> None:
-    body = {"cut": contexts.cut, "sequences": contexts.sequences, "index": contexts.memory.index}
-    child.call_plain("keep_contexts", body, deadline=_soon(), fds=(contexts.memory.fd,))
 
 
 def _buffer_floats(plan: KvPlan, model: ModelRef) -> int:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from engines.client import Child
 from engines.judge.checks import merged
 from engines.judge.clean import differences, weights_moved
-from engines.judge.inputs import drawer, seed_of, window_tokens
+from engines.judge.inputs import seed_of, window_tokens
 from engines.judge.install import Installer
 from engines.judge.pairing import Alternating, Pair, SideBySide, TwoProcesses
 from engines.judge.replay import Replay, requests_for, run_replay
@@ -111,6 +111,8 @@ class Judge:
             self._stable.pair()  # born outside the candidate's time
         attempt = Attempt(assignment=assignment, started=time.monotonic())
         try:
+            if not self._built(attempt):
+                return self._result(attempt)
             if apart:
                 self._in_two_processes(attempt, requests)
             else:
@@ -123,6 +125,19 @@ class Judge:
             )
             self._stable.revive_zygote()
         return self._result(attempt)
+
+    def _built(self, attempt: Attempt) -> bool:
+        """Files of both candidates, off the measuring time: a builder has usually made them before."""
+        assignment = attempt.assignment
+        try:
+            with attempt.phase("build"):
+                for candidate in (assignment.incumbent, assignment.candidate):
+                    self._installer.build(candidate, attempt.deadline)
+        except CandidateFailed as error:
+            attempt.failure = error.failure
+            return False
+        attempt.started = time.monotonic()
+        return True
 
     def _in_two_processes(self, attempt: Attempt, requests: Sequence[ReplayRequest]) -> None:
         places, assignment = self._places(attempt), attempt.assignment
@@ -193,17 +208,9 @@ class Judge:
 
     def _plan(self, attempt: Attempt, places: Sequence[Place]) -> Plan:
         assignment = attempt.assignment
-        cold = assignment.purpose is Purpose.COLD
-        fresh = self._stable.fresh_tokens(assignment.seed, cold)
-        rng = self._rng(attempt, "pool")
-        return Plan(
-            kv=self._stable.kv,
-            depths={cut: len(layers) for cut, layers in enumerate(self._stable.recipe.cuts)},
-            places=places,
-            drawers={place: drawer(self._stable.pool[place], fresh.maker(place[1]), rng) for place in places},
-            noise_abs=self._stable.noise_abs,
-            incumbent_is_loaded=assignment.incumbent == AS_LOADED,
-        )
+        source = self._stable.recipe.sources(assignment.seed, assignment.purpose is Purpose.COLD)
+        loaded = assignment.incumbent == AS_LOADED
+        return self._stable.plan(places, source, self._rng(attempt, "pool"), incumbent_is_loaded=loaded)
 
     def _replay_rounds(self, attempt: Attempt, pair: Pair, requests: Sequence[ReplayRequest]) -> None:
         """ABBA of replays of the same requests until the test stops or another block would pass the deadline."""

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from engines.client import Child
 from engines.judge.checks import merged
-from engines.judge.inputs import drawer, seed_of
+from engines.judge.inputs import seed_of
 from engines.judge.pairing import SideBySide
-from engines.judge.rounds import Evidence, Place, Plan, Rounds
+from engines.judge.rounds import Evidence, Place, Rounds
 from engines.program import CandidateFailed
 from engines.stable import Stable, machine_fault
 from hotpass.records.candidate import Numerics
@@ -42,15 +42,7 @@ def measure_baseline(
         try:
             _install(stable, child, name, places, deadline)
             rng = random.Random(seed_of(seed, name))
-            fresh = stable.fresh_tokens(seed, False)
-            plan = Plan(
-                kv=stable.kv,
-                depths={cut: len(layers) for cut, layers in enumerate(stable.recipe.cuts)},
-                places=places,
-                drawers={place: drawer(stable.pool[place], fresh.maker(place[1]), rng) for place in places},
-                noise_abs=stable.noise_abs,
-                incumbent_is_loaded=True,
-            )
+            plan = stable.plan(places, stable.recipe.sources(seed, False), rng)
             pair = SideBySide(child, stable.kv, stable.recipe.model.vocab_size)
             Rounds(pair, plan, evidence, rng).until_decided(STOPPING, deadline)
         except CandidateFailed as error:

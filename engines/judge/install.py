@@ -46,7 +46,7 @@ class Installer:
         if candidate == AS_LOADED:
             return self._as_loaded(child, side, places, deadline)
         start = time.perf_counter()
-        files = self._built(candidate, deadline)
+        files = self.build(candidate, deadline)
         built_ms = (time.perf_counter() - start) * 1e3
         reports = []
         for cut in sorted({cut for cut, _ in places}):
@@ -69,7 +69,8 @@ class Installer:
         """The side as loaded. Raises CandidateFailed."""
         child.call_plain("uninstall", {"side": side.value}, deadline=deadline)
 
-    def _built(self, candidate: Candidate, deadline: float) -> Sequence[PartFiles]:
+    def build(self, candidate: Candidate, deadline: float) -> Sequence[PartFiles]:
+        """What builders make for a candidate; quick when a builder has made it before. Raises CandidateFailed."""
         if not candidate.parts:
             return ()
         try:
