@@ -100,7 +100,7 @@ def test_content_hash_follows_what_is_replayed(tmp_path: Path) -> None:
 
 
 class TestDropping:
-    """FAILURES X4: what is left out is counted by reason, in requests and tokens, and nothing is clipped."""
+    """What is left out is counted by reason, in requests and tokens, and nothing is clipped."""
 
     def test_beyond_context_counts_input_and_output(self, tmp_path: Path) -> None:
         traffic = read_traffic(json_lines(tmp_path / "t", MOONCAKE), max_context=1031)

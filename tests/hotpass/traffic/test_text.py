@@ -133,3 +133,19 @@ def test_text_is_kept_and_its_length_recorded() -> None:
     assert (check.asked_tokens, check.realised_tokens, check.mismatched, check.worst) == (7, 16, 1, 9)
     assert not check.exact
     assert traffic.ref.content_valid is True
+
+
+def merging(text: str) -> list[int]:
+    """A toy merging tokenizer: `th`, `in` and runs of spaces are one token, so lengths cannot be told from characters."""
+    merged = text.replace("th", "\u0101").replace("in", "\u0102")
+    while "  " in merged:
+        merged = merged.replace("  ", " ")
+    return [ord(character) for character in merged]
+
+
+def test_merging_tokenizers_get_exact_lengths_and_exact_prefixes() -> None:
+    """Ids are cut, never text, so no merge across a border changes a length."""
+    a, b = fill(traffic_of(chained(191, 1, 2, 3), chained(130, 1, 2, 4)), merging, 3)
+    assert (len(a), len(b)) == (191, 130)
+    assert a[:128] == b[:128]
+    assert len(TextSource(merging, 4).draw(10_001)) == 10_001
