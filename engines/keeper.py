@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,14 @@ from typing import TYPE_CHECKING, Any
 from engines.launch import Launched
 from engines.wire import Channel, ChannelClosed, ChannelTimeout, Message, ProtocolBroken
 from hotpass.decode import from_plain
-from hotpass.errors import EngineDied, InputError, MachineError
+from hotpass.errors import EngineDied, MachineError
 from hotpass.records.deployment import ModelRef
 
 if TYPE_CHECKING:
     from engines.memory import SealedMemory
+
+DERIVED_BYTES = 2 << 30
+"""Derived weights beyond this are given back, those used least recently first."""
 
 PACKED = "packed:"
 """Prefix of the names of GGUF blocks in the weights' memory."""
@@ -46,7 +50,7 @@ class Keeper:
 
     def __init__(self, environment: dict[str, str]) -> None:
         self._launched = Launched("engines.keeper", environment, limit=1 << 26)
-        self._derived: dict[str, SealedMemory] = {}
+        self._derived: OrderedDict[str, SealedMemory] = OrderedDict()
         self._weights: KeptWeights | None = None
         self.pid = self._launched.pid
 
@@ -66,19 +70,27 @@ class Keeper:
         return self._weights
 
     def derived(self, files: Mapping[str, Path], timeout_seconds: float = 120.0) -> SealedMemory:
-        """Derived weights from safetensors files, one a concrete slot; names are `<slot>/<tensor>`. Sealed once for each set of files."""
+        """Derived weights from safetensors files, one a concrete slot; names are `<slot>/<tensor>`.
+
+        Sealed once for each set of files and kept while they and later ones fit `DERIVED_BYTES`; children keep what they still map.
+        The descriptor stays the keeper's: use it before the next call.
+        """
         key = "|".join(f"{slot}={path}" for slot, path in sorted(files.items()))
-        if key not in self._derived:
-            body = {"files": {slot: str(path) for slot, path in files.items()}}
-            self._derived[key] = _memory(self._ask("derived", body, timeout_seconds))
+        if key in self._derived:
+            self._derived.move_to_end(key)
+            return self._derived[key]
+        body = {"key": key, "files": {slot: str(path) for slot, path in files.items()}}
+        self._derived[key] = _memory(self._ask("derived", body, timeout_seconds))
+        while len(self._derived) > 1 and self.derived_bytes > DERIVED_BYTES:
+            oldest, memory = self._derived.popitem(last=False)
+            memory.close()
+            self._ask("forget", {"key": oldest}, 60.0)
         return self._derived[key]
 
-    def forget_derived(self) -> None:
-        """Give the memory of all derived weights back (children keep what they still map)."""
-        self._ask("forget", {}, 60.0)
-        for memory in self._derived.values():
-            memory.close()
-        self._derived.clear()
+    @property
+    def derived_bytes(self) -> int:
+        """Memory of the derived weights that are kept now."""
+        return sum(memory.index.num_bytes for memory in self._derived.values())
 
     def hash_weights(self, timeout_seconds: float = 120.0) -> str:
         """SHA-256 over the weights' memory now."""
@@ -131,19 +143,18 @@ class _Server:
 
     def __init__(self) -> None:
         self.weights: SealedMemory | None = None
-        self.derived: list[SealedMemory] = []
+        self.derived: dict[str, SealedMemory] = {}
 
     def answer(self, message: Message) -> tuple[dict[str, Any], list[int]]:
         if message.kind == "weights":
             return self._load(from_plain(ModelRef, message.body["model"]))
         if message.kind == "derived":
-            return self._derive({slot: Path(path) for slot, path in message.body["files"].items()})
+            files = {slot: Path(path) for slot, path in message.body["files"].items()}
+            return self._derive(message.body["key"], files)
         if message.kind == "hash":
             return {"sha256": self._hash()}, []
         if message.kind == "forget":
-            for memory in self.derived:
-                memory.close()
-            self.derived.clear()
+            self.derived.pop(message.body["key"]).close()
             return {}, []
         raise ValueError(f"no request {message.kind!r}")
 
@@ -165,14 +176,14 @@ class _Server:
             "phases_ms": {"weights": (sealed - start) * 1e3, "weights_hash": (time.perf_counter() - sealed) * 1e3},
         }, [self.weights.fd]
 
-    def _derive(self, files: Mapping[str, Path]) -> tuple[dict[str, Any], list[int]]:
+    def _derive(self, key: str, files: Mapping[str, Path]) -> tuple[dict[str, Any], list[int]]:
         from safetensors.torch import load_file
 
         from engines.memory import seal
 
         tensors = {f"{slot}/{name}": tensor for slot, path in files.items() for name, tensor in load_file(path).items()}
         memory = seal(tensors, "derived")
-        self.derived.append(memory)
+        self.derived[key] = memory
         return {"index": memory.index}, [memory.fd]
 
     def _hash(self) -> str:
@@ -196,7 +207,7 @@ def serve(channel: Channel) -> None:
             channel.send("ok", body, fds=fds)
         except ChannelClosed:
             return
-        except (MachineError, InputError, OSError, ValueError, KeyError, RuntimeError, MemoryError) as error:
+        except Exception as error:  # safetensors and torch raise types of their own
             channel.send("error", f"{type(error).__name__}: {error}"[:2000])
 
 
