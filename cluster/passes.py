@@ -30,6 +30,11 @@ PASS_COLUMNS = (
 """One row a window and side. `candidate` is an id, or `baseline:<name>`; `time` seconds since 1970; `environment` a
 fingerprint: compare rows of equal ones only; `dtype` is the model's declared one; `kind` is `measured` or `simulated`."""
 
+WHOLE = (
+    "seq", "num_seqs", "query_tokens", "context_mean", "context_max", "layers", "round", "window", "steps", "threads",
+)  # fmt: skip
+REAL = ("time", "ms_per_step")
+
 
 class PassWriter:
     """Collects measured passes from the log's events and writes them out in batches, each file whole or not at all."""
@@ -140,19 +145,8 @@ def _frame(rows: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
     import pandas
 
     frame = pandas.DataFrame(list(rows), columns=list(PASS_COLUMNS))
-    whole = (
-        "seq",
-        "num_seqs",
-        "query_tokens",
-        "context_mean",
-        "context_max",
-        "layers",
-        "round",
-        "window",
-        "steps",
-        "threads",
-    )
-    return frame.astype({**dict.fromkeys(whole, "int64"), "time": "float64", "ms_per_step": "float64"})
+    kinds = {name: "int64" if name in WHOLE else "float64" if name in REAL else "str" for name in PASS_COLUMNS}
+    return frame.astype(kinds)  # of an empty one too, so that it can be joined to others
 
 
 def _pass_files(folder: Path) -> list[tuple[int, int, Path]]:
