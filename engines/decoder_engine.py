@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
+
 from engines.client import Child, token_bytes
 from engines.cuts import choose_cuts
 from engines.judge.attempt import Judge
@@ -92,7 +94,7 @@ class DecoderEngine:
         self._threads = threads or usable_cores()
         self._program = program
         self._search_path = tuple(search_path)
-        self._limits = limits or ChildLimits()
+        self._limits = limits
         self._narrowest_bits = narrowest_bits
         self._serving_context = serving_context
         self._pool_sets = pool_sets
@@ -126,7 +128,7 @@ class DecoderEngine:
             stable.close()
             raise
         self._stable, self._deployment = stable, deployment
-        self._environment = environment_record(deployment.hardware.id, recipe.threads)
+        self._environment = environment_record(deployment.hardware.id, recipe.threads, _compiler_version())
         self._installer = Installer(stable, self._builder or self._default_builder(deployment, cuts))
         whole = len(cuts) - 1
         self._judge = Judge(
@@ -264,6 +266,7 @@ class DecoderEngine:
     def _recipe(self, deployment: Deployment, cuts: tuple[tuple[int, ...], ...]) -> Recipe:
         model = deployment.model
         family = json.loads((Path(model.folder) / "config.json").read_text()).get("model_type", "")
+        device = self._device or deployment.hardware.device
         context = self._serving_context or min(2048, model.max_context)
         return Recipe(
             program=self._program,
@@ -271,13 +274,13 @@ class DecoderEngine:
             preload_optional=(f"transformers.models.{family}.modeling_{family}",) if self._program == DECODER else (),
             search_path=self._search_path,
             model=model,
-            device=self._device or deployment.hardware.device,
+            device=device,
             threads=self._threads,
             cuts=cuts,
             rows=deployment.shapes.rows,
             serving_slots=deployment.concurrency,
             serving_context=context,
-            limits=self._limits,
+            limits=self._limits or default_limits(device),
             sources=self._sources or text_sources(model),
             seed=self._seed,
             pool_sets=self._pool_sets,
@@ -313,6 +316,19 @@ class DecoderEngine:
         if not fitting:
             raise InputError("requests", len(made), f"do not fit {limit} tokens", "raise serving_context")
         return fitting
+
+
+def _compiler_version() -> str:
+    from engines.build import find_compiler
+
+    compiler = find_compiler()
+    return compiler.version if compiler is not None else ""
+
+
+def default_limits(device: str) -> ChildLimits:
+    """Of children: four fifths of the machine's memory on a CPU. Drivers of a GPU reserve more than there is, so none there."""
+    memory = 0 if device != "cpu" else psutil.virtual_memory().total * 4 // 5
+    return ChildLimits(memory_bytes=memory)
 
 
 def _soon() -> float:

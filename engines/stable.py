@@ -17,7 +17,7 @@ import random
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -220,23 +220,40 @@ class Stable:
         source: TokenSource,
         rng: random.Random,
         *,
-        pooled: bool = True,
+        pool: Mapping[Place, Sequence[InputSet]] | None = None,
         incumbent_is_loaded: bool = True,
     ) -> Plan:
-        """What to measure in one attempt: pool sets in the generator's order, then fresh ones of the source."""
+        """What to measure in one attempt: sets of a pool (this engine's) in the generator's order, then fresh ones of the source."""
+        sets = self.pool if pool is None else pool
         return Plan(
             kv=self.kv,
             depths={cut: len(layers) for cut, layers in enumerate(self.recipe.cuts)},
             places=places,
             drawers={
-                place: drawer(
-                    self.pool[place] if pooled else (), partial(window_tokens, source, self.kv, place[1]), rng
-                )
+                place: drawer(sets.get(place, ()), partial(window_tokens, source, self.kv, place[1]), rng)
                 for place in places
             },
             noise_abs=self.noise_abs,
             incumbent_is_loaded=incumbent_is_loaded,
         )
+
+    def held_out_sets(self, places: Sequence[Place], seed: int) -> dict[Place, list[InputSet]]:
+        """Input sets from held-out text with the reference's answers, for one measurement. Raises CandidateFailed."""
+        source = self.recipe.sources(seed_of(seed, "held out"), True)
+        reference = self.reference()
+        sets = {
+            place: [self._referenced(reference, place, source) for _ in range(self._num_sets(place[1]))]
+            for place in places
+        }
+        self.discard_reference()
+        return sets
+
+    def note_loaded(self, child: Child, sets: Mapping[Place, Sequence[InputSet]]) -> None:
+        """What as loaded answers to input sets, for comparisons bit for bit; by the incumbent's side before anything is installed."""
+        for place, items in sets.items():
+            for item in items:
+                if item.loaded is None:
+                    item.loaded = self._untimed(child, "incumbent", place, item.tokens)
 
     def places(self, cuts: Sequence[int]) -> list[Place]:
         """Every row of those cuts."""
@@ -316,7 +333,7 @@ class Stable:
             places = self.places(range(len(self.recipe.cuts)))
             for side in Side:
                 self.load_contexts(child, side.value, places, _soon())
-            self._note_loaded(child)
+            self.note_loaded(child, self.pool)
             evidence, noise = self._a_against_a(child, places)
             pair = PairChild(
                 child=child,
@@ -331,19 +348,12 @@ class Stable:
             pair.beside_itself[(AS_LOADED.id, place)] = deque(seconds, maxlen=8)
         return pair
 
-    def _note_loaded(self, child: Child) -> None:
-        """At the engine's birth: what as loaded answers to the pool, for comparisons bit for bit."""
-        for place, sets in self.pool.items():
-            for item in sets:
-                if item.loaded is None:
-                    item.loaded = self._untimed(child, "incumbent", place, item.tokens)
-
     def _a_against_a(self, child: Child, places: Sequence[Place]) -> tuple[Evidence, float]:
         """Both sides as loaded: at least one block on every place, more while time is left. The spread is the noise floor."""
         evidence = Evidence()
         source = self.recipe.sources(seed_of(self.recipe.seed, "aa", self._births), False)
         rng = random.Random(seed_of(self.recipe.seed, "aa order", self._births))
-        plan = self.plan(places, source, rng, pooled=False)
+        plan = self.plan(places, source, rng, pool={})
         rounds = Rounds(SideBySide(child, self.kv, self.recipe.model.vocab_size), plan, evidence, rng)
         patience = self.recipe.aa_seconds if self._births == 1 else self.recipe.aa_seconds / 3
         end = time.monotonic() + patience

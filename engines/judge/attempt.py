@@ -13,13 +13,13 @@ import random
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engines.client import Child
 from engines.judge.checks import merged
 from engines.judge.clean import differences, weights_moved
-from engines.judge.inputs import seed_of, window_tokens
+from engines.judge.inputs import InputSet, seed_of, window_tokens
 from engines.judge.install import Installer
 from engines.judge.pairing import Alternating, Pair, SideBySide, TwoProcesses
 from engines.judge.replay import Replay, requests_for, run_replay
@@ -70,6 +70,8 @@ class Attempt:
     weights_unchanged: bool = True
     disturbed: float = 1.0
     noise_floor: float = 0.0
+    pool: Mapping[Place, Sequence[InputSet]] | None = None
+    """Input sets of this attempt alone; None for the engine's pool."""
 
     @property
     def deadline(self) -> float:
@@ -142,9 +144,11 @@ class Judge:
     def _in_two_processes(self, attempt: Attempt, requests: Sequence[ReplayRequest]) -> None:
         places, assignment = self._places(attempt), attempt.assignment
         with contextlib.ExitStack() as children:
-            with attempt.phase("fork"), machine_fault("a fresh child"):
+            with attempt.phase("fork"), machine_fault("fresh children"):
                 a = children.enter_context(self._stable.fresh_child())
                 b = children.enter_context(self._stable.fresh_child())
+                if assignment.purpose is Purpose.COLD:
+                    attempt.pool = self._held_out(a, places, assignment.seed)
             attempt.started = time.monotonic()
             try:
                 with attempt.phase("install"):
@@ -158,6 +162,13 @@ class Judge:
                 self._measure_pair(attempt, pair, places, requests)
             except CandidateFailed as error:
                 attempt.failure = error.failure
+
+    def _held_out(self, incumbent: Child, places: Sequence[Place], seed: int) -> Mapping[Place, Sequence[InputSet]]:
+        """A cold measurement shares no input with any search: sets, and references for them, of its own."""
+        sets = self._stable.held_out_sets(places, seed)
+        self._stable.load_contexts(incumbent, Side.INCUMBENT, places, time.monotonic() + CLEAN_SECONDS)
+        self._stable.note_loaded(incumbent, sets)
+        return sets
 
     def _in_one_child(self, attempt: Attempt, requests: Sequence[ReplayRequest]) -> None:
         pair_child = self._stable.pair()
@@ -210,7 +221,8 @@ class Judge:
         assignment = attempt.assignment
         source = self._stable.recipe.sources(assignment.seed, assignment.purpose is Purpose.COLD)
         loaded = assignment.incumbent == AS_LOADED
-        return self._stable.plan(places, source, self._rng(attempt, "pool"), incumbent_is_loaded=loaded)
+        rng = self._rng(attempt, "pool")
+        return self._stable.plan(places, source, rng, pool=attempt.pool, incumbent_is_loaded=loaded)
 
     def _replay_rounds(self, attempt: Attempt, pair: Pair, requests: Sequence[ReplayRequest]) -> None:
         """ABBA of replays of the same requests until the test stops or another block would pass the deadline."""

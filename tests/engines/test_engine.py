@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from engines.decoder_engine import DecoderEngine
+from engines.judge.inputs import RandomTokens, TokenSource
 from hotpass.canonical import canonical_json
 from hotpass.decode import json_safe
 from hotpass.errors import EngineDied, InputError, MachineError
@@ -106,6 +107,38 @@ def test_other_pairings(pairing: Pairing, toy: DecoderEngine, deployment: Deploy
     assert all(check.bit_equal for check in result.checks)
     assert len({report.side for report in result.reloads}) == (2 if pairing is Pairing.TWO_PROCESSES else 1)
     assert toy._loaded.pair().child.pid == before
+
+
+def test_a_cold_pair_runs_on_inputs_that_no_search_has_seen(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[bool, set[tuple[int, ...]]] = {False: set(), True: set()}
+
+    def sources(seed: int, held_out: bool) -> TokenSource:
+        return Recorded(RandomTokens(128, seed), drawn[held_out], 128 if held_out else 0)
+
+    with toy_engine(sources=sources) as engine:
+        engine.load(deployment, Tier.FAST)
+        engine.measure(assignment(deployment, HONEST))
+        known = set(drawn[False])
+        order = assignment(deployment, HONEST, pairing=Pairing.TWO_PROCESSES, purpose=Purpose.COLD, incumbent=OFF)
+        result = engine.measure(order)
+    assert result.failure is None
+    assert drawn[False] == known
+    assert {check.against for check in result.checks} == {"reference", "loaded", "incumbent"}
+    assert all(check.bit_equal for check in result.checks if check.against != "incumbent")
+
+
+class Recorded:
+    """A source that notes what it gives; held-out tokens come from another half of the vocabulary."""
+
+    def __init__(self, source: TokenSource, drawn: set[tuple[int, ...]], offset: int) -> None:
+        self.source, self.drawn, self.offset = source, drawn, offset
+
+    def draw(self, count: int) -> list[int]:
+        tokens = [token + self.offset for token in self.source.draw(count)]
+        self.drawn.add(tuple(tokens))
+        return tokens
 
 
 def test_a_crash_in_its_own_process_leaves_the_pair_child_alone(toy: DecoderEngine, deployment: Deployment) -> None:
