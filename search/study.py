@@ -17,6 +17,7 @@ import itertools
 import math
 import random
 import warnings
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -27,8 +28,9 @@ from optuna.trial import TrialState
 from hotpass.canonical import content_hash
 from hotpass.records.candidate import AS_LOADED, Candidate, Proposal
 from hotpass.records.measurement import Attempt, Tier, Verdict
+from search.policy import Breaker, breakers
 from search.proposers import Proposer
-from search.space import NO_CHOICES, Choices, Space, Suggest, answers
+from search.space import NO_CHOICES, Choices, Space, Suggest, answers, param_name
 
 MAX_CARRIED = 300
 """Trials that an extended study takes over: more make `ask` slow, and old ones say little."""
@@ -36,6 +38,9 @@ MAX_ASKS = 4
 """Duplicates from the sampler in a row before chance takes over."""
 MAX_DRAWS = 200
 """Random draws before a large space counts as exhausted (a small one is gone through)."""
+
+REMEMBERED = 1000
+"""Latest attempts among which families of equal failures are looked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +89,9 @@ class Study:
         self._values: dict[str, float] = {AS_LOADED.id: 0.0}
         self._fast: set[str] = {AS_LOADED.id}
         self._waiting: list[tuple[Choices, Proposal]] = []
-        self._banned: set[tuple[str, str]] = set()
+        self._attempts: deque[Attempt] = deque(maxlen=REMEMBERED)
+        self.broken: dict[tuple[str, str], Breaker] = {}
+        """Choices that are not tried any more, and why."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -121,10 +128,6 @@ class Study:
         """Settings of the serving loop in later asks are those of this candidate."""
         self._base = self.space.choices_of(candidate) or NO_CHOICES
 
-    def ban(self, name: str, text: str) -> None:
-        """Never ask for this choice again (`search.policy` opens such a circuit breaker)."""
-        self._banned.add((name, text))
-
     def enqueue(self, choices: Choices, *, proposer: str, hypothesis: str = "", parents: Iterable[str] = ()) -> bool:
         """Have these choices asked next, in the order of the calls. False when the candidate is known, banned or not admitted."""
         candidate = self.space.to_candidate(choices)
@@ -137,9 +140,10 @@ class Study:
 
     def ask(self) -> Ask | None:
         """A candidate that was never asked before, or None when there is none (`exhausted` says why)."""
-        if self._waiting:
+        while self._waiting:
             choices, proposal = self._waiting.pop(0)
-            return self._asked(proposal, choices)
+            if not self._is_banned(choices):
+                return self._asked(proposal, choices)
         for _ in range(MAX_ASKS):
             trial = self._study.ask()
             walk = self.space.walk(_sampler_of(trial), self._base)
@@ -160,8 +164,8 @@ class Study:
         """Take an attempt in; returns the value it gave the candidate, None when it has none.
 
         The fast tier's value stays once there is one. A candidate that failed or was incorrect is pruned without a value, which
-        keeps the sampler away from it; an invalid attempt says nothing about the candidate, and is failed. Raises ValueError when
-        the attempt's incumbent never had a value.
+        keeps the sampler away from it; an invalid attempt says nothing about the candidate, and is failed. A family of equal failures
+        ends what they have in common (`broken`). Raises ValueError when the attempt's incumbent never had a value.
         """
         value = self._value(attempt)
         if value is not None and (attempt.tier is Tier.FAST or attempt.candidate_id not in self._fast):
@@ -175,6 +179,10 @@ class Study:
             else:
                 at_fault = attempt.verdict in (Verdict.FAILED, Verdict.INCORRECT)
                 self._study.tell(trial, state=TrialState.PRUNED if at_fault else TrialState.FAIL, skip_if_finished=True)
+        self._attempts.append(attempt)
+        if attempt.verdict in (Verdict.FAILED, Verdict.INCORRECT):
+            for breaker in breakers(self._attempts, self._known):
+                self._break(breaker)
         return value
 
     def give_up(self, candidate_id: str) -> None:
@@ -207,6 +215,9 @@ class Study:
         study._known |= self._known
         study._values |= self._values
         study._fast |= self._fast
+        study._attempts.extend(self._attempts)
+        for breaker in self.broken.values():
+            study._break(breaker)
         best_first = sorted(self._values.items(), key=lambda item: -item[1])
         for candidate_id, value in best_first[:MAX_CARRIED]:
             choices = space.choices_of(self._known[candidate_id]) if candidate_id in self._known else None
@@ -239,8 +250,20 @@ class Study:
     def _is_new(self, candidate: Candidate, choices: Choices) -> bool:
         return not self.knows(candidate) and self.space.admits(candidate) and not self._is_banned(choices)
 
+    def _break(self, breaker: Breaker) -> None:
+        """Never ask for this choice again."""
+        choice = (f"set {breaker.name}", breaker.value_json)
+        if breaker.part_sha256:
+            option = next((o for o in self.space.options if o.source.sha256 == breaker.part_sha256), None)
+            if option is None:
+                return
+            place = self.space.place_of(option)
+            whole = (place.name, option.key)
+            choice = (param_name(place, option, breaker.name), breaker.value_json) if breaker.name else whole
+        self.broken.setdefault(choice, breaker)
+
     def _is_banned(self, choices: Choices) -> bool:
-        return any(item in self._banned for item in choices.items())
+        return any(item in self.broken for item in choices.items())
 
     def _untried(self) -> Ask | None:
         """By chance among what is untried; then a small space is gone through, so that its end is certain."""

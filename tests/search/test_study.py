@@ -135,22 +135,43 @@ def test_a_verdict_without_a_time_tells_no_value(
     assert (trial.state, trial.values) == (state, None)
 
 
-def test_the_sampler_keeps_away_from_a_part_that_always_fails() -> None:
+def test_a_part_that_always_fails_alike_is_soon_left_alone() -> None:
     study = Study(space_of(*PARTS), seed=5)
     asked_whole = []
-    for _ in range(40):
+    for number in range(60):
         ask = study.ask()
         assert ask is not None
         whole = any(use.source.name == "whole" for use in ask.candidate.parts)
         asked_whole.append(whole)
         if whole:
-            study.tell(attempt(ask.candidate.id, AS_LOADED.id, verdict=Verdict.FAILED))
+            reason = f"the child died at 0x{number:x} after {number}.5 s"
+            study.tell(attempt(ask.candidate.id, AS_LOADED.id, verdict=Verdict.FAILED, reason=reason))
         else:
             study.tell(attempt(ask.candidate.id, AS_LOADED.id, math.exp(log_speedup(ask.candidate))))
+    assert sum(asked_whole) == 3
+    ((choice, breaker),) = study.broken.items()
+    assert choice == ("model", study.space.options[0].key)
+    assert breaker.family == "failed: the child died at # after # s"
+    steps = proposers.screening(study.space, AS_LOADED)
+    assert not study.enqueue(steps[0].choices, proposer="screening")
+    assert study.extended(space_of(*PARTS, part("new", ["model"]))).broken.keys() == study.broken.keys()
+
+
+def test_the_sampler_keeps_away_from_what_fails_in_different_ways() -> None:
+    study = Study(space_of(*PARTS), seed=5)
+    asked_whole = []
+    for number in range(40):
+        ask = study.ask()
+        assert ask is not None
+        whole = any(use.source.name == "whole" for use in ask.candidate.parts)
+        asked_whole.append(whole)
+        if whole:
+            reason = f"way {chr(97 + number % 26) * 3} of failing"
+            study.tell(attempt(ask.candidate.id, AS_LOADED.id, verdict=Verdict.FAILED, reason=reason))
+        else:
+            study.tell(attempt(ask.candidate.id, AS_LOADED.id, math.exp(log_speedup(ask.candidate))))
+    assert study.broken == {}
     assert sum(asked_whole[20:]) < sum(asked_whole[:20])
-    banned = Study(space_of(*PARTS), seed=5)
-    banned.ban("model", banned.space.options[0].key)
-    assert not any(use.source.name == "whole" for ask in run(banned, 40) for use in ask.candidate.parts)
 
 
 def test_non_finite_speedups_are_never_told() -> None:
