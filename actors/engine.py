@@ -88,9 +88,10 @@ class EngineServer:
 
     def measure(self, assignment: Assignment) -> Measured:
         """An engine that died (not a candidate of it) is made and loaded again, once, before the error goes up."""
+        engine = self.engine
         with self._lease() as lease:
             try:
-                result = self.engine.measure(assignment)
+                result = engine.measure(assignment)
             except EngineDied:
                 self._again(assignment.tier)
                 result = self.engine.measure(assignment)

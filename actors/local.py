@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hotpass.errors import InputError, MachineError
 
 OBJECT_STORE_BYTES = 80 * 1024 * 1024
 LOCAL = "127.0.0.1"
+CONNECT_SECONDS = 5.0
 JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Set by `ray job submit`: the job's own working directory and environment apply, and nothing is shipped again."""
 
@@ -37,6 +39,8 @@ def connected(address: str, namespace: str) -> Iterator[None]:
         yield
         return
     submitted = JOB_VARIABLE in os.environ
+    if address:
+        _check_reachable(address)
     try:
         with ray_errors():
             if address or submitted:
@@ -68,6 +72,21 @@ def connected(address: str, namespace: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Ray waits minutes for an address where nothing listens; a plain connection says so in seconds. Raises InputError."""
+    host, separator, port = address.removeprefix("ray://").rpartition(":")
+    if not separator or not port.isdigit():
+        if address == "auto":
+            return
+        raise InputError("--address", address, "is not an address", "write it as host:port, ray://host:port or auto")
+    try:
+        socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        problem = f"cannot be reached: {error.strerror or error}"
+        remedy = "give the address that `ray start` printed, or leave it out"
+        raise InputError("--address", address, problem, remedy) from error
 
 
 def _quiet() -> dict[str, Any]:
