@@ -31,6 +31,11 @@ class Proposer(StrEnum):
     PERSON = "person"
 
 
+def turn_of(proposer: str) -> int:
+    """Whose enqueued choices go first: a person's, then what is near the newest incumbent, then the rest of the screening."""
+    return {Proposer.PERSON.value: 0, Proposer.NEIGHBOUR.value: 1}.get(str(proposer), 2)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
     """One way to go on from a candidate."""

@@ -29,7 +29,7 @@ from hotpass.canonical import content_hash
 from hotpass.records.candidate import AS_LOADED, Candidate, Proposal
 from hotpass.records.measurement import Attempt, Tier, Verdict
 from search.policy import Breaker, breakers
-from search.proposers import Proposer
+from search.proposers import Proposer, turn_of
 from search.space import NO_CHOICES, Choices, Space, Suggest, answers, param_name
 
 MAX_CARRIED = 300
@@ -129,13 +129,17 @@ class Study:
         self._base = self.space.choices_of(candidate) or NO_CHOICES
 
     def enqueue(self, choices: Choices, *, proposer: str, hypothesis: str = "", parents: Iterable[str] = ()) -> bool:
-        """Have these choices asked next, in the order of the calls. False when the candidate is known, banned or not admitted."""
+        """Have these choices asked before any of the sampler's, by `turn_of` their proposer and then in the order of the calls.
+
+        False when the candidate is known, banned or not admitted.
+        """
         candidate = self.space.to_candidate(choices)
         if self.knows(candidate) or self._is_banned(choices) or not self.space.admits(candidate):
             return False
         self._known[candidate.id] = candidate
         proposal = Proposal(candidate=candidate, proposer=proposer, hypothesis=hypothesis, parents=tuple(parents))
         self._waiting.append((choices, proposal))
+        self._waiting.sort(key=lambda item: turn_of(item[1].proposer))  # stable: equal turns keep their order
         return True
 
     def ask(self) -> Ask | None:

@@ -96,6 +96,23 @@ def test_enqueued_choices_come_first_in_order_and_once() -> None:
     assert later.proposal.proposer in ("optuna", "random")
 
 
+def test_what_is_near_a_new_incumbent_goes_before_the_rest_of_the_screening() -> None:
+    space = space_of(*PARTS)
+    study = Study(space, seed=1)
+    for step in proposers.screening(space, AS_LOADED):
+        study.enqueue(step.choices, proposer=proposers.Proposer.SCREENING)
+    first = study.ask()
+    assert first is not None
+    near = [
+        step
+        for step in proposers.neighbours(space, first.candidate)
+        if study.enqueue(step.choices, proposer="neighbour")
+    ]
+    assert [step.what for step in near[:2]] == ["whole: bits = 8", "whole: bits = 4"]
+    asked = [study.ask() for _ in range(len(near) + 1)]
+    assert [ask.proposal.proposer for ask in asked if ask] == ["neighbour"] * len(near) + ["screening"]
+
+
 def test_values_are_chained_through_incumbents() -> None:
     study = Study(space_of(*PARTS), seed=1)
     first, second, third = (ask for ask in (study.ask(), study.ask(), study.ask()) if ask)
