@@ -21,6 +21,7 @@ from hotpass.records.candidate import AS_LOADED, Candidate, PartSource, Value
 from hotpass.records.shapes import Phase, ShapeRow
 
 VOCAB = 256
+SIZES = {"layers": 3, "hidden": 96, "heads": 6, "kv_heads": 2, "intermediate": 160}
 
 
 def shape(phase: Phase, num_seqs: int, query_tokens: int, mean: int, longest: int | None = None) -> ShapeRow:
@@ -47,8 +48,7 @@ ROWS = (
 )
 """Decode alone, ragged and as one group; long contexts that do not divide; prompts with and without a context; a mixture."""
 
-STEPS = 2
-PLAN = KvPlan(rows=ROWS, steps_per_window=(STEPS,) * len(ROWS), serving_slots=2, serving_context=40)
+PLAN = KvPlan(rows=ROWS, steps_per_window=(2,) * len(ROWS), serving_slots=2, serving_context=40)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,27 +61,37 @@ class Ran:
 class Bench:
     """One loaded program. Sides run on equal contexts, those of the reference, and on equal tokens."""
 
-    def __init__(self, folder: Path, dtype: str, device: str = "cpu", rope: Mapping[str, object] | None = None) -> None:
-        made = make_tiny_model(
-            folder / "tiny", layers=3, hidden=96, heads=6, kv_heads=2, intermediate=160, dtype=dtype, max_context=256
-        )
+    def __init__(
+        self,
+        folder: Path,
+        dtype: str,
+        *,
+        sizes: Mapping[str, int] = SIZES,
+        plan: KvPlan = PLAN,
+        rope: Mapping[str, object] | None = None,
+    ) -> None:
+        self.plan, self.rows = plan, range(len(plan.rows))
+        made = make_tiny_model(folder / "tiny", **sizes, dtype=dtype, max_context=256)
         if rope is not None:
             config = json.loads((made / "config.json").read_text())
             (made / "config.json").write_text(json.dumps(config | {"rope_parameters": dict(rope)}))
         self.model = prepare_model(str(made), cache_dir=folder / "cache")
         self.weights: WeightStore = open_weights(self.model)
         self.program = DecoderProgram()
-        self.program.load(self.model, self.weights, [(0, 1, 2)], device, 1, PLAN)
+        self.program.load(self.model, self.weights, [tuple(range(sizes["layers"]))], "cpu", 1, plan)
         generator = torch.Generator().manual_seed(5)
-        self._tokens = [torch.randint(0, VOCAB, (STEPS, row.query_tokens), generator=generator) for row in ROWS]
+        self._tokens = [
+            torch.randint(0, VOCAB, (steps, row.query_tokens), generator=generator)
+            for row, steps in zip(plan.rows, plan.steps_per_window, strict=True)
+        ]
         self._contexts = [
             self.program.compute_contexts(
-                0, row, [torch.randint(0, VOCAB, (n,), generator=generator) for n in PLAN.row_contexts(row)]
+                0, row, [torch.randint(0, VOCAB, (n,), generator=generator) for n in self.plan.row_contexts(row)]
             )
-            for row in range(len(ROWS))
+            for row in self.rows
         ]
-        self.reference = [self.run("reference", row) for row in range(len(ROWS))]
-        self.loaded = [self.run("incumbent", row) for row in range(len(ROWS))]
+        self.reference = [self.run("reference", row) for row in self.rows]
+        self.loaded = [self.run("incumbent", row) for row in self.rows]
 
     def install(
         self, source: PartSource, params: Mapping[str, Value], settings: Mapping[str, Value] = AS_LOADED.settings
@@ -98,7 +108,7 @@ class Bench:
 
     def run(self, side: str, row: int) -> Ran:
         self.program.load_contexts(side, 0, row, self._contexts[row])
-        out = torch.full((STEPS, ROWS[row].num_seqs, VOCAB), float("nan"))
+        out = torch.full((len(self._tokens[row]), self.plan.rows[row].num_seqs, VOCAB), float("nan"))
         reply = self.program.run_window(side, 0, row, WindowInputs(tokens=self._tokens[row], nonce="n"), out)
         if reply.failure is not None:
             raise AssertionError(f"{reply.failure.message}\n{reply.failure.detail}")
@@ -109,12 +119,12 @@ class Bench:
         return float((ran.logits - self.reference[row].logits).abs().max())
 
     def serves(self, source: PartSource, row: int) -> bool:
-        item = ROWS[row]
+        item = self.plan.rows[row]
         return declaration(source).parsed_domain.serves(
             phase=item.phase,
             num_seqs=item.num_seqs,
             query_tokens=item.query_tokens,
-            context=max(PLAN.row_contexts(row)),
+            context=max(self.plan.row_contexts(row)),
         )
 
 
