@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from engines.program import Artefacts
 from hotpass.domain import Domain
 from hotpass.errors import InputError
 from hotpass.parts import conflicts
-from hotpass.records.candidate import Candidate, Reload, Value
+from hotpass.records.candidate import AS_LOADED, Candidate, Reload, Value
 from hotpass.records.measurement import FailureKind, ReloadReport, Side
 from hotpass.records.slots import SlotTable, covered_slots
 from hotpass.settings import BY_NAME, DEFAULTS, check_setting, reload_of_settings
@@ -117,19 +117,23 @@ def install(
         if candidate.parts or settings["compile_mode"] != "none":
             compiling.use_cache(side, candidate.id, undo)
         counts = {slot: 0 for slots in claimed for slot in slots}
-        side.installed = Installed(candidate=candidate, undo=undo, counts=counts, slots=tuple(sorted(counts)))
+        if candidate != AS_LOADED:
+            side.installed = Installed(candidate=candidate, undo=undo, counts=counts)
         undo.callback(setattr, side, "installed", None)
         undo.callback(side.drop_templates)
-        derived_bytes = _place(side, parts, claimed, artefacts, settings, undo, watch)
+        derived_bytes = _place(side, parts, claimed, counts, artefacts, settings, undo, watch)
         if settings["compile_mode"] != "none":
             compiling.compile_layers(side, str(settings["compile_mode"]), frozenset(counts), undo)
         warm_up(side)
         if settings["cuda_graphs"]:
             capture_rows(side, undo)
         watch.lap("warm-up")
-    except BaseException:
-        undo.close()
-        raise
+    except (Exception, SystemExit) as error:
+        with suppress(Exception):  # of two errors the first is the one to tell
+            undo.close()
+        if candidate == AS_LOADED:
+            raise
+        raise failed_by(error, FailureKind.INSTALL, "the install fails") from None
     if derived_bytes:
         actual = max(actual, Reload.REWEIGHT, key=lambda kind: kind.rank)
     declared = [part.declared.reload for part in parts] + [reload_of_settings(settings)]
@@ -235,6 +239,7 @@ def _place(
     side: DecoderSide,
     parts: Sequence[CompiledPart],
     claimed: Sequence[tuple[str, ...]],
+    counts: dict[str, int],
     artefacts: Artefacts,
     settings: Mapping[str, Value],
     undo: ExitStack,
@@ -269,7 +274,7 @@ def _place(
         )
         forward = _prepared(part, context, undo)
         watch.lap("prepare")
-        dispatch = _dispatcher(forward, fallback, gates[index], side.installed, slot)
+        dispatch = _dispatcher(forward, fallback, gates[index], counts, slot)
         if slot == WHOLE:
             undo.callback(setattr, side, "forward", side.forward)
             side.forward = dispatch
@@ -282,11 +287,8 @@ def _place(
 
 
 def _dispatcher(
-    forward: Callable[..., Any], fallback: Callable[..., Any], gate: Gate, installed: Installed | None, slot: str
+    forward: Callable[..., Any], fallback: Callable[..., Any], gate: Gate, counts: dict[str, int], slot: str
 ) -> Callable[..., Any]:
-    assert installed is not None
-    counts = installed.counts
-
     def dispatch(*args: Any, **kwargs: Any) -> Any:
         if gate.serves():
             counts[slot] += 1

@@ -19,7 +19,15 @@ from engines.decoder.batch import build_batch
 from engines.decoder.install import install
 from engines.decoder.kv import KvPool
 from engines.decoder.own_cache import OwnCache
-from engines.decoder.reference import Net, bind_step, build_net, check_ragged, cut_config, why_not_ragged
+from engines.decoder.reference import (
+    PLAIN_FAMILIES,
+    Net,
+    bind_step,
+    build_net,
+    check_ragged,
+    cut_config,
+    why_not_ragged,
+)
 from engines.decoder.serve import Limits, ServingLoop, score_text
 from engines.decoder.side import DecoderSide
 from engines.decoder.slots import reference_source, slot_table
@@ -48,6 +56,7 @@ class DecoderProgram:
         self._baselines: dict[tuple[str, int], DecoderSide] = {}
         self._tables: dict[int, SlotTable] = {}
         self._born: dict[str, int] = {}
+        self._kv_seconds = 0.0
 
     def load(
         self,
@@ -86,8 +95,8 @@ class DecoderProgram:
             self._probe_logits(self._probe)
         return {
             "weights": (weights_at - start) * 1e3,
-            "skeleton": (skeleton_at - weights_at) * 1e3,
-            "kv": 0.0,
+            "skeleton": (skeleton_at - weights_at - self._kv_seconds) * 1e3,
+            "kv": self._kv_seconds * 1e3,
             "warm-up": (time.perf_counter() - skeleton_at) * 1e3,
         }
 
@@ -202,7 +211,7 @@ class DecoderProgram:
         torch.set_num_threads(threads)
         return Fingerprint(
             probe_sha256=" ".join(sorted(digests)),
-            flags=fingerprint.flags(self._born, self._classes()),
+            flags={**fingerprint.flags(self._born, self._classes()), "trees": self._changed_trees()},
             threads_alive=fingerprint.threads_alive(),
             children_alive=fingerprint.children_alive(),
             resident_bytes=fingerprint.resident_bytes(),
@@ -280,8 +289,6 @@ class DecoderProgram:
 
     def _tried(self, cut: int) -> str:
         """Why the tree cannot run ragged after all, by a trial on the smallest cut; families known to be plain need none."""
-        from engines.decoder.reference import PLAIN_FAMILIES
-
         if self._configs[cut].model_type in PLAIN_FAMILIES:
             return ""
         kv = self._pool(cut, None, num_slots=1, max_context=PROBE_CONTEXT)
@@ -293,7 +300,8 @@ class DecoderProgram:
     def _pool(
         self, cut: int, dtype: torch.dtype | None, *, num_slots: int | None = None, max_context: int | None = None
     ) -> KvPool:
-        return KvPool(
+        start = time.perf_counter()
+        pool = KvPool(
             num_layers=0 if self._reason else len(self._cuts[cut]),
             num_slots=self._plan.num_slots if num_slots is None else num_slots,
             kv_heads=self._model.num_kv_heads,
@@ -302,6 +310,8 @@ class DecoderProgram:
             dtype=dtype or self._dtype,
             device=self._device,
         )
+        self._kv_seconds += time.perf_counter() - start
+        return pool
 
     def _table(self, cut: int) -> SlotTable:
         if cut not in self._tables:
@@ -313,6 +323,12 @@ class DecoderProgram:
 
     def _can_probe(self, side: DecoderSide) -> bool:
         return side.installed is None and side.name != "reference" and side.net.config is self._probe.net.config
+
+    def _changed_trees(self) -> str:
+        """Sides with nothing installed whose tree is not what it was at birth, as `candidate/1`."""
+        trees = {f"{name}/{cut}": side for (name, cut), side in self._sides.items()} | {"probe": self._probe}
+        changed = [name for name, side in trees.items() if side.installed is None and side.structure() != side.born]
+        return ", ".join(sorted(changed))
 
     def _probe_logits(self, side: DecoderSide) -> list[torch.Tensor]:
         """Prefill and a decode step on fixed tokens, in the probe's own KV, as loaded."""

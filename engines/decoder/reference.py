@@ -22,8 +22,8 @@ from engines.decoder.batch import Batch, build_batch
 from engines.decoder.kv import KvPool
 from hotpass.errors import InputError, MachineError
 
-PLAIN_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "granite")
-"""Model types known to be full attention through the attention interface when no layer type or window says otherwise."""
+PLAIN_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Model types that need no trial: full attention through the attention interface, unless a layer type or a window says otherwise."""
 
 
 def cut_config(folder: str, layers: Sequence[int] | None) -> Any:

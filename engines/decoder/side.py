@@ -22,6 +22,7 @@ from engines.decoder.own_cache import OwnCache
 from engines.decoder.reference import Net
 from engines.decoder.source import failed
 from engines.program import KvPlan
+from hotpass.canonical import content_hash
 from hotpass.records.candidate import Candidate, Value
 from hotpass.records.measurement import FailureKind
 from hotpass.settings import DEFAULTS
@@ -39,7 +40,6 @@ class Installed:
     """Closing it restores the side, last step first."""
     counts: dict[str, int]
     """Claimed slot → calls of a part since the last reset."""
-    slots: tuple[str, ...]
 
 
 class DecoderSide:
@@ -64,6 +64,7 @@ class DecoderSide:
         self.graphs: Callable[[Batch], torch.Tensor | None] | None = None
         """Replays a captured step; answers None for a batch that was not captured."""
         self._templates: dict[int, Batch] = {}
+        self.born = self.structure()
 
     @property
     def vocab_size(self) -> int:
@@ -72,6 +73,16 @@ class DecoderSide:
     @property
     def device(self) -> torch.device:
         return next(self.net.model.parameters()).device
+
+    def structure(self) -> str:
+        """Digest of what the tree is made of: classes, instance forwards, hooks, and where its weights lie. As loaded it is the
+        same for the side's life."""
+        facts = [
+            (id(type(module)), "forward" in module.__dict__, len(module._forward_hooks), len(module._forward_pre_hooks))
+            for module in self.net.modules.values()
+        ]
+        weights = [parameter.data_ptr() for parameter in self.net.model.parameters()]
+        return content_hash([facts, weights, self.forward == self.as_loaded, self.net.model.training])
 
     def activate(self) -> None:
         """Make this process-wide state the side's: threads, and the environment of its candidate."""

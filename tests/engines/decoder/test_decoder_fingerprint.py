@@ -73,6 +73,17 @@ def test_a_patched_class_is_named_and_its_effect_changes_the_probe(world):
     assert now.probe_sha256 != born.probe_sha256
 
 
+def test_trees_that_something_was_left_on_are_named(world):
+    deep = world.program._loaded("candidate", 0).net.modules["model.layers.2.mlp"]
+    hook = deep.register_forward_hook(lambda module, inputs, output: None)
+    shallow = world.program._loaded("incumbent", 1)
+    shallow.forward = lambda batch, kv: None
+    assert world.program.fingerprint().flags["trees"] == "candidate/0, incumbent/1"
+    hook.remove()
+    shallow.forward = shallow.as_loaded
+    assert world.program.fingerprint().flags["trees"] == ""
+
+
 def test_a_side_that_is_not_as_loaded_though_nothing_is_installed_shows(world):
     born = world.program.fingerprint()
     module = world.program._loaded("candidate", 1).net.modules["model.norm"]

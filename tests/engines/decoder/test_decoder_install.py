@@ -285,6 +285,16 @@ def test_install_leaves_the_environment_alone_after_uninstall(world):
     assert dict(os.environ) == before
 
 
+def test_as_loaded_is_a_candidate_that_changes_nothing(world):
+    before, _ = world.window("candidate", 0)
+    world.install(MLP)
+    report = world.install()
+    after, reply = world.window("candidate", 0)
+    assert torch.equal(before, after)
+    assert (report.slots, reply.activation, report.actual) == ((), {}, Reload.HOT)
+    assert world.program.fingerprint().flags["trees"] == ""
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
 def test_every_template_runs_and_computes_the_reference(make_world, family):
     world = make_world(family)
