@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +30,22 @@ class Whole:
 """
 
 
+DERIVES = """
+from hotpass import part
+
+@part(engine="decoder", claims=["model.layers.*.mlp"], replaces="LlamaMLP")
+class Derives:
+    def weights(self, w, params):
+        return {{"gate": w["gate_proj.weight"] + {shift}}}
+
+    def prepare(self, ctx, params):
+        self.reference, self.gate = ctx.reference(), ctx.weights["gate"]
+
+    def forward(self, x):
+        return self.reference(x)
+"""
+
+
 def whole(body: str) -> Candidate:
     """A part that claims `model`, with this forward."""
     source = PartSource(name="planted", files=(("part.py", PART.format(body=body)),))
@@ -42,9 +60,16 @@ def requests(count: int, seed: int, held_out: bool) -> list[ReplayRequest]:
 
 
 @pytest.fixture(scope="module")
-def engine(deployment: Deployment) -> Iterator[DecoderEngine]:
+def engine(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DecoderEngine]:
+    cache: Path = tmp_path_factory.mktemp("builds")
     with DecoderEngine(
-        "tiny", threads=1, window_ms=1.0, aa_seconds=0.1, serving_context=64, requests=requests
+        "tiny",
+        threads=1,
+        window_ms=1.0,
+        aa_seconds=0.1,
+        serving_context=64,
+        requests=requests,
+        cache_dir=str(cache),
     ) as engine:
         engine.load(deployment, Tier.FAST)
         yield engine
@@ -103,6 +128,25 @@ def test_warm_and_cold_give_the_same_text(engine: DecoderEngine) -> None:
     assert engine.generate(Side.CANDIDATE, prompts, 5) == before
     engine.restore()
     assert engine.generate(Side.CANDIDATE, prompts, 5) == before
+
+
+def test_reloads_leave_descriptors_and_mappings_flat(engine: DecoderEngine, deployment: Deployment) -> None:
+    child = engine._loaded.pair().child
+
+    def held() -> tuple[int, int, int, int]:
+        with open(f"/proc/{child.pid}/maps") as maps:
+            shared = sum("memfd" in line for line in maps)
+        fds = [len(os.listdir(f"/proc/{pid}/fd")) for pid in (child.pid, os.getpid())]
+        return (*fds, shared, child.num_threads())
+
+    counts = []
+    for shift in range(8):
+        source = PartSource(name="derives", files=(("part.py", DERIVES.format(shift=shift % 4)),))
+        engine.install(Side.CANDIDATE, Candidate(parts=(PartUse(source=source),), numerics=Numerics.TOLERANCE))
+        engine.restore()
+        counts.append(held())
+    assert counts[-1] == counts[3], counts
+    assert engine._loaded.pair().child is child
 
 
 def test_the_slow_tier_serves_real_requests(engine: DecoderEngine, deployment: Deployment) -> None:
