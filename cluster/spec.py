@@ -105,6 +105,10 @@ def make_spec(given: Mapping[str, Any], campaign_file: str | None = None) -> Cam
     """A spec from what was given (None counts as not given) over a campaign file. Raises InputError."""
     fields = read_campaign_file(Path(campaign_file)) if campaign_file else {}
     fields |= {name: value for name, value in given.items() if value is not None}
+    known = [item.name for item in dataclasses.fields(CampaignSpec)]
+    for name in fields:
+        if name not in known:
+            raise InputError("campaign", name, "is not a field of a campaign", nearest(name, known))
     for name in ("model", "traffic"):
         if not fields.get(name):
             raise InputError(name, "", "is missing", f"give --{name}, or {name} in the campaign file")

@@ -268,8 +268,10 @@ def fold(events: Iterable[Event]) -> CampaignState:
 
 def chain(over_incumbent: Estimate, incumbent: Estimate) -> Estimate:
     """Product of two independent ratios; half widths add in quadrature on the log scale (delta method)."""
+    if incumbent == UNITY:
+        return over_incumbent
     value = over_incumbent.value * incumbent.value
-    kind = over_incumbent.kind if over_incumbent.kind == incumbent.kind or incumbent == UNITY else "predicted"
+    kind = over_incumbent.kind if over_incumbent.kind == incumbent.kind else "predicted"
     down = math.hypot(_log(over_incumbent.value, over_incumbent.low), _log(incumbent.value, incumbent.low))
     up = math.hypot(_log(over_incumbent.high, over_incumbent.value), _log(incumbent.high, incumbent.value))
     return Estimate(

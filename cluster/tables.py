@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING
 
 from cluster.plan import Plan
@@ -56,7 +57,15 @@ def plot_progress(state: CampaignState, plan: Plan) -> matplotlib.figure.Figure:
     """Every timed attempt over campaign time, and the best so far as a step line. No display is needed."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 4), layout="constrained")
+    class Shown(Figure):
+        """A figure that a notebook shows by itself, without pyplot and its global state."""
+
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png", dpi=110)
+            return buffer.getvalue()
+
+    figure = Shown(figsize=(8, 4), layout="constrained")
     axes = figure.add_subplot()
     timed = [row for row in state.search_attempts() if row.speedup_vs_loaded and row.attempt.purpose is Purpose.SEARCH]
     for verdict, colour in (

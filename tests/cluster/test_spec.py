@@ -1,0 +1,67 @@
+"""Specs and campaign files: defaults, precedence, and one sentence for what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.plan import pace_for
+from cluster.spec import make_spec, parse_seconds, read_campaign_file
+from hotpass.errors import InputError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("5m", 300), ("1h", 3600), ("1.5h", 5400), ("45", 45)])
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0s", "-5m", "5 parsecs", "m"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(InputError, match="is not a duration"):
+        parse_seconds(text)
+
+
+def test_options_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("model: a\ntraffic: chat\nconcurrency: 4\nseed: 7\n")
+    spec = make_spec({"seed": 9, "threads": None}, str(file))
+    assert (spec.model, spec.concurrency, spec.seed, spec.threads, spec.budget) == ("a", 4, 9, 0, "5m")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("c.toml", "modell = 'x'", "key 'modell' is not known; did you mean 'model'?"),
+        ("c.toml", "concurrency = 'four'", "concurrency 'four' is of the wrong type"),
+        ("c.yaml", "ray: 1", "ray '1' is of the wrong type"),
+        ("c.toml", "model = ", "cannot be parsed"),
+        ("c.yaml", "- a\n- b", "holds no keys"),
+    ],
+)
+def test_a_wrong_file_is_one_sentence(name: str, text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_campaign_file(tmp_path / name)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_parallelism_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match="parallelism '2' is not implemented"):
+        make_spec({"model": "m", "traffic": "t", "parallelism": 2})
+
+
+def test_the_example_file_is_a_spec() -> None:
+    spec = make_spec({}, str(ROOT / "examples" / "campaign.toml"))
+    assert (spec.model, spec.traffic, spec.budget_seconds) == ("smollm2-135m", "chat", 300)
+
+
+def test_a_pace_keeps_part_of_the_budget_for_the_claim() -> None:
+    short, long = pace_for(60), pace_for(7200)
+    assert short.reserve_seconds == pytest.approx(18)
+    assert short.cold.alpha == 0.05
+    assert long.cold.max_rounds > short.cold.max_rounds
+    assert (short.replay_output_tokens, long.replay_output_tokens) == (32, 0)
