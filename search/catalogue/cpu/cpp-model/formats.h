@@ -42,7 +42,8 @@ struct Matrix {
 // Decoders. `codes(block, b, sub, f)` calls f(vector, column) for the 32 columns of block b and the rows of sub-vector
 // `sub`; the value is scale * code + minimum where SCALED, else the code itself.
 struct DecodeF32 {
-    static constexpr bool SCALED = false;
+    static constexpr int BYTES = 2048;  // of codes, a block
+    static constexpr bool SCALED = false, HAS_MINIMUM = false;
     template <class F>
     static HP_INLINE void codes(const uint8_t* tile, int64_t b, int sub, F&& f) {
         const float* p = reinterpret_cast<const float*>(tile) + b * BLOCK * TILE + sub * LANES;
@@ -54,7 +55,8 @@ struct DecodeF32 {
 };
 
 struct DecodeBF16 {
-    static constexpr bool SCALED = false;
+    static constexpr int BYTES = 1024;  // of codes, a block
+    static constexpr bool SCALED = false, HAS_MINIMUM = false;
     template <class F>
     static HP_INLINE void codes(const uint8_t* tile, int64_t b, int sub, F&& f) {
         const uint8_t* p = tile + b * 1024 + sub * LANES * 4;
@@ -70,6 +72,7 @@ struct DecodeBF16 {
 };
 
 struct DecodeQ4 {
+    static constexpr int BYTES = 320;  // of codes, a block
     static constexpr bool SCALED = true, HAS_MINIMUM = true;
     template <class F>
     static HP_INLINE void codes(const uint8_t* tile, int64_t b, int sub, F&& f) {
@@ -95,7 +98,8 @@ struct DecodeQ4 {
     }
 };
 
-struct DecodeQ8 {
+struct DecodeQ8 {  // codes come times 2^24, scales times 2^-24
+    static constexpr int BYTES = 512;  // of codes, a block
     static constexpr bool SCALED = true, HAS_MINIMUM = false;
     template <class F>
     static HP_INLINE void codes(const uint8_t* tile, int64_t b, int sub, F&& f) {
@@ -103,14 +107,17 @@ struct DecodeQ8 {
 #pragma GCC unroll 8
         for (int group = 0; group < 8; group++) {
             const I v = iload(p + group * 64);
-            f(signed_byte<0>(v), group * 4 + 0);
-            f(signed_byte<1>(v), group * 4 + 1);
-            f(signed_byte<2>(v), group * 4 + 2);
-            f(signed_byte<3>(v), group * 4 + 3);
+            f(top_byte<0>(v), group * 4 + 0);
+            f(top_byte<1>(v), group * 4 + 1);
+            f(top_byte<2>(v), group * 4 + 2);
+            f(top_byte<3>(v), group * 4 + 3);
         }
     }
-    static HP_INLINE V scale(const uint8_t* tile, int64_t b, int64_t blocks, int sub) {
+    static HP_INLINE V plain_scale(const uint8_t* tile, int64_t b, int64_t blocks, int sub) {
         return vhalf(reinterpret_cast<const uint16_t*>(tile + blocks * 512 + b * 32) + sub * LANES);
+    }
+    static HP_INLINE V scale(const uint8_t* tile, int64_t b, int64_t blocks, int sub) {
+        return plain_scale(tile, b, blocks, sub) * vset(0x1p-24f);
     }
     static HP_INLINE V minimum(const uint8_t*, int64_t, int64_t, int) { return vzero(); }
 };

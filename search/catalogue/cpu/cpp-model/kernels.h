@@ -11,6 +11,9 @@
 
 namespace hp {
 
+#ifndef AHEAD
+#define AHEAD 4096
+#endif
 constexpr int FEW = 8;  // at most this many rows go through `few_rows`
 
 #if defined(HP_AVX2)
@@ -20,6 +23,13 @@ constexpr int GROUP = 12, PANELS = 2;  // 24 accumulators of 32 registers
 #endif
 
 HP_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+
+// The hardware's own prefetching stops at each 4 KiB page.
+template <class D>
+HP_INLINE void prefetch_block(const uint8_t* block) {
+#pragma GCC unroll 32
+    for (int at = 0; at < D::BYTES; at += 64) prefetch(block + at + AHEAD);
+}
 
 // out[row][16] = tile · x. `sums[block][row]` holds the sum of x over each block of 32 columns.
 // One or two rows: codes are summed by block and scaled once a block. More rows: values are decoded first, since that is
@@ -35,6 +45,7 @@ inline void few_rows(const uint8_t* tile, int64_t blocks, const float* x, const 
                 for (int m = 0; m < M; m++) total[s][c][m] = vzero();
         for (int64_t b = 0; b < blocks; b++) {
             const float* xb = x + b * BLOCK * M;
+            if (first == 0) prefetch_block<D>(tile + b * D::BYTES);
 #pragma GCC unroll 2
             for (int s = 0; s < S; s++) {
                 if constexpr (D::SCALED && M <= 2) {

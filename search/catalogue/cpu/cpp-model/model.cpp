@@ -5,17 +5,19 @@
 //
 // Up to 8 tokens, weights are decoded in registers and used for all tokens at once; above, they are decoded once into cache
 // panels. Results depend on the number of threads (attention is cut into shares), never on timing.
-#include <cstdlib>
 #include <memory>
 #include <vector>
 
+#include "amx.h"
 #include "attention.h"
+#include "narrow.h"
 #include "pool.h"
 
 namespace hp {
 
 struct Dims {
     int64_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, positions;
+    int64_t narrow;  // 1: activations may be rounded to 8 bits (bfloat16 on the matrix unit)
     double eps;
 };
 
@@ -35,13 +37,30 @@ enum Role { Q, K, VALUE, O, GATE, UP, DOWN, ROLES };
 
 using Floats = std::vector<float>;
 
-// Activations as products read them: groups of `group` tokens, [group][column][token of group].
+// Activations as products read them: groups of `group` tokens, [group][column][token of group]; a group of one is a plain row.
 struct Grouped {
     float* data;
     int64_t columns;
     int group;
-    float& at(int64_t token, int64_t column) const { return data[(token / group * columns + column) * group + token % group]; }
+    float* column(int64_t token, int64_t column) const { return data + (token / group * columns + column) * group + token % group; }
 };
+
+#if HP_AMX
+template <class T>
+using Aligned = std::vector<T, AlignedAllocator<T>>;
+
+// Activations as the matrix unit reads them.
+struct Terms {
+    Aligned<uint16_t> values;
+    Floats sums;
+    void reserve(int64_t row_tiles, int64_t columns) {
+        const auto size = static_cast<size_t>(row_tiles * (columns / BLOCK) * TERMS * UNIT);
+        if (values.size() >= size) return;
+        values.resize(size);
+        sums.resize(static_cast<size_t>(row_tiles * (columns / BLOCK) * 16));
+    }
+};
+#endif
 
 class Model {
   public:
@@ -52,6 +71,9 @@ class Model {
             own.x.resize(static_cast<size_t>(widest_ * FEW));
             own.sums.resize(static_cast<size_t>(widest_ / BLOCK * FEW));
             own.panels.resize(static_cast<size_t>(2 * TILE * widest_));
+            own.bytes.resize(static_cast<size_t>(widest_ * FEW));
+            own.scales.resize(static_cast<size_t>(2 * widest_ / BLOCK * FEW));
+            own.bias.resize(static_cast<size_t>(widest_ / BLOCK * FEW));
             own.attention.resize(static_cast<size_t>(
                 std::max(d_.heads / d_.kv_heads * (d_.positions + TILE), lanes_scratch(static_cast<int>(d_.head_dim)))));
         }
@@ -61,14 +83,21 @@ class Model {
         b_ = batch;
         logits_ = logits;
         few_ = b_.num_tokens <= FEW;
-        reserve(std::max(b_.num_tokens, b_.num_seqs));
+        reserve(b_.num_tokens);
         next_item_.store(0, std::memory_order_relaxed);
         team_.run([this](int thread) { forward(thread); });
     }
 
   private:
     struct Own {  // one thread's scratch
-        Floats x, sums, panels, attention;
+        Floats x, sums, panels, attention, scales;
+        std::vector<int8_t> bytes;
+        std::vector<int32_t> bias;
+#if HP_AMX
+        std::unique_ptr<Panel> panel{new Panel};
+        Terms terms;
+        Aligned<float> products;
+#endif
     };
 
     const Matrix& matrix(int64_t layer, Role role) const { return w_.matrices[layer * ROLES + role]; }
@@ -88,9 +117,33 @@ class Model {
         normed_.resize(size(std::max(d_.hidden, width)));
         token_seq_.resize(static_cast<size_t>(capacity_));
         partials_.resize(static_cast<size_t>(FEW * d_.heads * team_.size() * (d_.head_dim + 2)));
+#if HP_AMX
+        const int64_t row_tiles = (tokens + 15) / 16;
+        terms_.reserve(row_tiles, widest_);
+        for (Own& own : own_) {
+            own.terms.reserve(1, widest_);
+            own.products.resize(static_cast<size_t>(row_tiles * 16 * TOGETHER * TILE));
+        }
+#endif
+    }
+
+    // How many tokens `products` wants in a group: rows for the matrix unit, all for few, else as many as a kernel takes.
+    int group_of(int64_t tokens) const {
+        if (on_matrix_unit(tokens)) return 1;
+        return tokens <= FEW ? static_cast<int>(tokens) : GROUP;
     }
 
     void forward(int thread) {
+#if HP_AMX
+        if (on_matrix_unit(b_.num_tokens)) configure_tiles(static_cast<int>(std::min<int64_t>(b_.num_tokens, 16)));
+#endif
+        compute(thread);
+#if HP_AMX
+        if (on_matrix_unit(std::max(b_.num_tokens, b_.num_seqs))) release_tiles();
+#endif
+    }
+
+    void compute(int thread) {
         embed(thread);
         team_.barrier();
         for (int64_t layer = 0; layer < d_.layers; layer++) {
@@ -104,11 +157,14 @@ class Model {
             gate_up(thread, layer, x);
             team_.barrier();
             x = gated();
-            if (few_) block_sums(thread, x, b_.num_tokens);
+            block_sums(thread, x, b_.num_tokens);
             next_item_.store(0, std::memory_order_relaxed);
             add_product(thread, matrix(layer, DOWN), x);
             team_.barrier();
         }
+#if HP_AMX
+        if (on_matrix_unit(b_.num_seqs)) configure_tiles(static_cast<int>(std::min<int64_t>(b_.num_seqs, 16)));
+#endif
         logits(thread);
     }
 
@@ -122,25 +178,52 @@ class Model {
     // Tiles `unit` of [0, units) that are this thread's, two at a time; emit(unit, token, tokens, a, b, stride): a[i · stride + lane]
     // is the product of token + i with row lane of tile `unit`, b that of the next, null when there is none.
     template <class At, class Emit>
-    void products(int thread, int64_t tokens, const Grouped& x, int64_t units, int grain, At&& at, Emit&& emit) {
-        const int64_t end = from(units / grain, thread + 1) * grain;
+    void products(int thread, int64_t tokens, const Grouped& x, int64_t units, int64_t grain, At&& at, Emit&& emit) {
+        const int64_t begin = from(units / grain, thread) * grain, end = from(units / grain, thread + 1) * grain;
+#if HP_AMX
+        if (on_matrix_unit(tokens)) return products_on_matrix_unit(thread, tokens, x, begin, end, at, emit);
+#endif
+        if (tokens <= FEW) products_of_few(thread, static_cast<int>(tokens), x, begin, end, at, emit);
+        else products_of_many(thread, tokens, x, begin, end, at, emit);
+    }
+
+    template <class At, class Emit>
+    void products_of_few(int thread, int tokens, const Grouped& x, int64_t begin, int64_t end, At&& at, Emit&& emit) {
         Own& own = own_[static_cast<size_t>(thread)];
-        alignas(64) float out[GROUP > FEW ? 2 * GROUP * TILE : 2 * FEW * TILE];
-        for (int64_t unit = from(units / grain, thread) * grain; unit < end; unit += 2) {
+        const int64_t blocks = x.columns / BLOCK;
+        const Narrow narrow{own.bytes.data(), own.scales.data(), own.scales.data() + blocks * tokens, own.bias.data()};
+        int64_t prepared = -1;  // format whose order of columns `narrow` is in
+        alignas(64) float out[2 * FEW * TILE];
+        const auto one = [&](const Place& place, float* to) {
+            const int64_t format = place.matrix->format;
+            const uint8_t* tile = place.matrix->tile(place.tile);
+            if (!d_.narrow || (format != Q4 && format != Q8))
+                return few_rows_for(format, tokens)(tile, blocks, x.data, own.sums.data(), to);
+            if (prepared != format) narrow_rows(x.data, x.columns, tokens, format == Q4, narrow);
+            prepared = format;
+            few_rows_narrow_for(format, tokens)(tile, blocks, narrow, to);
+        };
+        for (int64_t unit = begin; unit < end; unit += 2) {
             const bool two = unit + 1 < end;
-            const Place a = at(unit), b = two ? at(unit + 1) : a;
-            const int64_t blocks = a.matrix->blocks();
-            if (x.group == tokens && tokens <= FEW) {
-                const int m = static_cast<int>(tokens);
-                few_rows_for(a.matrix->format, m)(a.matrix->tile(a.tile), blocks, x.data, own.sums.data(), out);
-                if (two) few_rows_for(b.matrix->format, m)(b.matrix->tile(b.tile), blocks, x.data, own.sums.data(), out + m * TILE);
-                emit(unit, 0, m, out, two ? out + m * TILE : nullptr, TILE);
-                continue;
+            one(at(unit), out);
+            if (two) one(at(unit + 1), out + tokens * TILE);
+            emit(unit, 0, tokens, out, two ? out + tokens * TILE : nullptr, TILE);
+        }
+    }
+
+    template <class At, class Emit>
+    void products_of_many(int thread, int64_t tokens, const Grouped& x, int64_t begin, int64_t end, At&& at, Emit&& emit) {
+        Own& own = own_[static_cast<size_t>(thread)];
+        const int64_t blocks = x.columns / BLOCK;
+        float* panels[2] = {own.panels.data(), own.panels.data() + x.columns * TILE};
+        const auto all = std::make_integer_sequence<int, GROUP>{};
+        alignas(64) float out[2 * GROUP * TILE];
+        for (int64_t unit = begin; unit < end; unit += 2) {
+            const bool two = unit + 1 < end;
+            for (int i = 0; i < (two ? 2 : 1); i++) {
+                const Place place = at(unit + i);
+                unpack(place.matrix->format, place.matrix->tile(place.tile), blocks, panels[i]);
             }
-            const float* panels[2] = {own.panels.data(), own.panels.data() + blocks * BLOCK * TILE};
-            unpack(a.matrix->format, a.matrix->tile(a.tile), blocks, own.panels.data());
-            if (two) unpack(b.matrix->format, b.matrix->tile(b.tile), blocks, own.panels.data() + blocks * BLOCK * TILE);
-            const auto all = std::make_integer_sequence<int, GROUP>{};
             for (int64_t token = 0; token < tokens; token += GROUP) {
                 const int m = static_cast<int>(std::min<int64_t>(GROUP, tokens - token));
                 const float* rows = x.data + token * x.columns;
@@ -156,6 +239,51 @@ class Model {
             }
         }
     }
+
+#if HP_AMX
+    bool on_matrix_unit(int64_t tokens) const { return tokens >= LEAST_ROWS && amx_allowed(); }
+
+    template <class At, class Emit>
+    void products_on_matrix_unit(int thread, int64_t tokens, const Grouped& x, int64_t begin, int64_t end, At&& at, Emit&& emit) {
+        Own& own = own_[static_cast<size_t>(thread)];
+        const int64_t row_tiles = (tokens + 15) / 16, blocks = x.columns / BLOCK;
+        const bool shared = row_tiles > 1;  // a single tile of rows each thread splits for itself
+        Terms& terms = shared ? terms_ : own.terms;
+        split_rows(x.data, tokens, x.columns, shared ? from(row_tiles, thread) : 0, shared ? from(row_tiles, thread + 1) : 1,
+                   d_.narrow, terms.values.data(), terms.sums.data());
+        if (shared) team_.barrier();
+        alignas(64) float taken[4 * 256];
+        constexpr int64_t step = TOGETHER * TILE;
+        for (int64_t unit = begin; unit < end; unit += TOGETHER) {
+            const int count = static_cast<int>(std::min<int64_t>(TOGETHER, end - unit));
+            const Matrix* matrices[TOGETHER];
+            const uint8_t* tiles[TOGETHER];
+            for (int i = 0; i < count; i++) {
+                const Place place = at(unit + i);
+                matrices[i] = place.matrix;
+                tiles[i] = place.matrix->tile(place.tile);
+            }
+            const bool values = Panel::by_values(matrices, count);
+            float* sums = own.products.data();
+            std::fill(sums, sums + row_tiles * 16 * step, 0.0f);
+            for (int64_t b = 0; b < blocks; b += Panel::chunk(values)) {
+                const int chunk = static_cast<int>(std::min<int64_t>(Panel::chunk(values), blocks - b));
+                own.panel->fill(matrices, tiles, count, b, chunk, values);
+                for (int64_t tile = 0; tile < row_tiles; tile++)
+                    for (int first = 0; first < count; first += 2)
+                        multiply_pair(*own.panel, first, chunk, terms.values.data() + (tile * blocks + b) * TERMS * UNIT,
+                                      terms.sums.data() + (tile * blocks + b) * 16, static_cast<int>(std::min<int64_t>(tokens, 16)),
+                                      d_.narrow && own.panel->scaled, taken, sums + tile * 16 * step);
+            }
+            for (int first = 0; first < count; first += 2)
+                emit(unit + first, 0, static_cast<int>(tokens), sums + first * TILE, first + 1 < count ? sums + (first + 1) * TILE : nullptr,
+                     static_cast<int>(step));
+        }
+        if (shared) team_.barrier();  // the terms are written anew for the next product
+    }
+#else
+    static bool on_matrix_unit(int64_t) { return false; }
+#endif
 
     // residual += matrix · x
     void add_product(int thread, const Matrix& m, const Grouped& x) {
@@ -188,22 +316,23 @@ class Model {
     Grouped normalise(int thread, const float* weight, int64_t count, bool last_only) {
         Own& own = own_[static_cast<size_t>(thread)];
         const bool few = count <= FEW;
-        const Grouped x{few ? own.x.data() : normed_.data(), d_.hidden, few ? static_cast<int>(count) : GROUP};
+        const Grouped x{few ? own.x.data() : normed_.data(), d_.hidden, group_of(count)};
         const int64_t begin = few ? 0 : from(count, thread), end = few ? count : from(count, thread + 1);
         for (int64_t i = begin; i < end; i++) {
             const float* row = residual_.data() + (last_only ? b_.seq_starts[i + 1] - 1 : i) * d_.hidden;
             V squares = vzero();
             for (int64_t c = 0; c < d_.hidden; c += LANES) squares = vfma(vload(row + c), vload(row + c), squares);
             const float scale = 1.0f / std::sqrt(vsum(squares) / static_cast<float>(d_.hidden) + static_cast<float>(d_.eps));
-            float* to = &x.at(i, 0);
+            float* to = x.column(i, 0);
             for (int64_t c = 0; c < d_.hidden; c++) to[c * x.group] = row[c] * scale * weight[c];
         }
-        if (few) block_sums(thread, x, count);
-        else team_.barrier();
+        block_sums(thread, x, count);
+        if (!few) team_.barrier();
         return x;
     }
 
     void block_sums(int thread, const Grouped& x, int64_t tokens) {
+        if (tokens > FEW || on_matrix_unit(tokens)) return;
         float* sums = own_[static_cast<size_t>(thread)].sums.data();
         for (int64_t b = 0; b < x.columns / BLOCK; b++)
             for (int64_t m = 0; m < tokens; m++) {
@@ -308,7 +437,7 @@ class Model {
     // Every thread merges for itself: the sums are small, and a barrier is saved.
     Grouped merge_shares(int thread, int64_t total) {
         Own& own = own_[static_cast<size_t>(thread)];
-        const Grouped x{own.x.data(), d_.heads * d_.head_dim, static_cast<int>(b_.num_tokens)};
+        const Grouped x{own.x.data(), d_.heads * d_.head_dim, group_of(b_.num_tokens)};
         const int64_t group = d_.heads / d_.kv_heads;
         stretches([&](int64_t t, int64_t h, int64_t start, int64_t count) {
             int first = 0;
@@ -323,10 +452,11 @@ class Model {
                     weights[i - first] = empty ? 0 : std::exp(*partial(t, head, i).maximum - maximum);
                     if (!empty) sum += weights[i - first] * *partial(t, head, i).sum;
                 }
+                float* to = x.column(t, head * d_.head_dim);
                 for (int64_t c = 0; c < d_.head_dim; c++) {
                     float value = 0;
                     for (int i = first; i <= last; i++) value += weights[i - first] * partial(t, head, i).values[c];
-                    x.at(t, head * d_.head_dim + c) = value / sum;
+                    to[c * x.group] = value / sum;
                 }
             }
         });
@@ -338,7 +468,7 @@ class Model {
     Grouped attend_many(int thread, int64_t layer) {
         const int64_t group = d_.heads / d_.kv_heads, width = d_.heads * d_.head_dim;
         Own& own = own_[static_cast<size_t>(thread)];
-        const Grouped x{normed_.data(), width, GROUP};
+        const Grouped x{normed_.data(), width, group_of(b_.num_tokens)};
         int64_t mine = next_item_.fetch_add(1, std::memory_order_relaxed), item = 0;
         for (int64_t s = 0; s < b_.num_seqs; s++) {
             const int64_t start = b_.seq_starts[s], pairs = (b_.seq_starts[s + 1] - start) * group;
@@ -365,13 +495,15 @@ class Model {
                 }
         }
         team_.barrier();
-        for (int64_t t = from(b_.num_tokens, thread); t < from(b_.num_tokens, thread + 1); t++)
-            for (int64_t c = 0; c < width; c++) x.at(t, c) = attended_[static_cast<size_t>(t * width + c)];
+        for (int64_t t = from(b_.num_tokens, thread); t < from(b_.num_tokens, thread + 1); t++) {
+            float* to = x.column(t, 0);
+            for (int64_t c = 0; c < width; c++) to[c * x.group] = attended_[static_cast<size_t>(t * width + c)];
+        }
         team_.barrier();
         return x;
     }
 
-    Grouped gated() { return {gated_.data(), d_.intermediate, few_ ? static_cast<int>(b_.num_tokens) : GROUP}; }
+    Grouped gated() { return {gated_.data(), d_.intermediate, group_of(b_.num_tokens)}; }
 
     void gate_up(int thread, int64_t layer, const Grouped& x) {
         const Grouped to = gated();
@@ -382,7 +514,7 @@ class Model {
                          alignas(64) float h[TILE];
                          for (int lane = 0; lane < TILE; lane += LANES)
                              vstore(h + lane, silu(vload(gate + i * stride + lane)) * vload(up + i * stride + lane));
-                         float* column = &to.at(token + i, unit / 2 * TILE);
+                         float* column = to.column(token + i, unit / 2 * TILE);
                          for (int lane = 0; lane < TILE; lane++) column[lane * to.group] = h[lane];
                      }
                  });
@@ -426,6 +558,9 @@ class Model {
     Floats residual_, projected_, attended_, gated_, normed_, partials_;
     std::vector<int64_t> token_seq_;
     std::atomic<int64_t> next_item_{0};
+#if HP_AMX
+    Terms terms_;
+#endif
 };
 
 }  // namespace hp

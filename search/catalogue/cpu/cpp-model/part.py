@@ -40,12 +40,14 @@ class Packed(NamedTuple):
 @part(
     engine="decoder",
     claims=["model"],
-    params={"weights_as": ["fp32", "bf16", "gguf", "int8"]},
+    params={"weights_as": ["fp32", "bf16", "gguf", "gguf-a8", "int8", "int8-a8"]},
     numerics="tolerance",
     numerics_when={
         "weights_as=bf16,dtype=float32": "lossy",
         "weights_as=bf16,dtype=float16": "lossy",
+        "weights_as=gguf-a8": "lossy",
         "weights_as=int8": "lossy",
+        "weights_as=int8-a8": "lossy",
     },
     device="cpu",
     requires=["compiler", "family:llama"],
@@ -64,7 +66,7 @@ class Model:
 
     def weights(self, w: Any, params: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """`matrices` uint8 (all tiles, in streaming order), `index` int64 [matrices, 4: start, format, rows, columns], `norms`."""
-        if params["weights_as"] == "gguf" and not w.packed_names():
+        if params["weights_as"].startswith("gguf") and not w.packed_names():
             raise ValueError("the model has no packed blocks (it did not come from a GGUF file); use another weights_as")
         layers = 1 + max(int(name.split(".")[2]) for name in w if name.startswith("model.layers."))
         names = [f"model.layers.{layer}.{module}.weight" for layer in range(layers) for module in MODULES]
@@ -100,7 +102,7 @@ class Model:
         )  # fmt: skip
         dims = _Dims(
             config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.num_key_value_heads, head_dim,
-            config.intermediate_size, config.vocab_size, kv.max_context, config.rms_norm_eps,
+            config.intermediate_size, config.vocab_size, kv.max_context, int(params["weights_as"].endswith("-a8")), config.rms_norm_eps,
         )  # fmt: skip
         library = ctx.native["model"]
         library.hp_model_create.restype = ctypes.c_void_p
@@ -143,7 +145,7 @@ class _Matrix(ctypes.Structure):
 class _Dims(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in (
-            "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "positions",
+            "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "positions", "narrow",
         )),
         ("eps", ctypes.c_double),
     )  # fmt: skip
@@ -270,5 +272,7 @@ PACKERS: dict[str, Callable[[Any, str], Packed]] = {
     "fp32": lambda w, name: _pack_values(w, name, torch.float32),
     "bf16": lambda w, name: _pack_values(w, name, torch.bfloat16),
     "gguf": _pack_blocks,
+    "gguf-a8": _pack_blocks,
     "int8": _pack_int8,
+    "int8-a8": _pack_int8,
 }

@@ -48,6 +48,13 @@ template <int AT>
 HP_INLINE V signed_byte(I v) {
     return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(v, 24 - 8 * AT), 24));
 }
+// A signed byte of each lane, times 2^24: moved to the top by one shuffle, the rest is zero.
+template <int AT>
+HP_INLINE V top_byte(I v) {
+    constexpr int Z = static_cast<int>(0x00808080u) | AT << 24;
+    const I at = _mm512_broadcast_i32x4(_mm_setr_epi32(Z, Z + (4 << 24), Z + (8 << 24), Z + (12 << 24)));
+    return _mm512_cvtepi32_ps(_mm512_shuffle_epi8(v, at));
+}
 HP_INLINE V round_nearest(V x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 HP_INLINE V scale_by_power(V x, V power) { return _mm512_scalef_ps(x, power); }
 
@@ -89,6 +96,12 @@ template <int AT>
 HP_INLINE V signed_byte(I v) {
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(v, 24 - 8 * AT), 24));
 }
+template <int AT>
+HP_INLINE V top_byte(I v) {
+    constexpr int Z = static_cast<int>(0x00808080u) | AT << 24;
+    const I at = _mm256_broadcastsi128_si256(_mm_setr_epi32(Z, Z + (4 << 24), Z + (8 << 24), Z + (12 << 24)));
+    return _mm256_cvtepi32_ps(_mm256_shuffle_epi8(v, at));
+}
 HP_INLINE V round_nearest(V x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 HP_INLINE V scale_by_power(V x, V power) {  // 2^power as the exponent field; powers here lie within -126..127
     const I biased = _mm256_add_epi32(_mm256_cvtps_epi32(power), _mm256_set1_epi32(127));
@@ -125,6 +138,8 @@ template <int AT>
 HP_INLINE V nibble(I v) { return __builtin_convertvector((v >> (4 * AT)) & 15, V); }
 template <int AT>
 HP_INLINE V signed_byte(I v) { return __builtin_convertvector((v << (24 - 8 * AT)) >> 24, V); }
+template <int AT>
+HP_INLINE V top_byte(I v) { return __builtin_convertvector((v << (24 - 8 * AT)) & static_cast<int32_t>(0xff000000u), V); }
 HP_INLINE V round_nearest(V x) { for (int i = 0; i < LANES; i++) x[i] = std::nearbyint(x[i]); return x; }
 HP_INLINE V scale_by_power(V x, V power) {
     const I biased = __builtin_convertvector(power, I) + 127;

@@ -1,0 +1,269 @@
+// Products of many rows on the matrix unit (AMX), at the accuracy of float32.
+//
+// The unit multiplies bfloat16 and adds in float32. A float32 has 24 significant bits, a bfloat16 8: an activation is the
+// sum of three bfloat16 exactly. Codes of Q4 and Q8 and values of BF16 are one bfloat16 exactly, so three products give
+// what float32 would give; the scale of a block of 32 columns is applied in float32 to the block's sum. A float32 weight is
+// three terms too, of which the six largest products are kept (what is dropped is below 2^-24 of the largest).
+// With `narrow`, one product of the leading terms is taken: that is bfloat16 activations, and lossy.
+//
+//   panel (first cache) : up to 4 tiles of 16 weight rows, a chunk of columns, as bfloat16 pairs
+//   x, 16 rows at a time: [row tile][block][term][16 rows][32 columns] bfloat16, streamed from the second cache
+//   sums                : [row][4 tiles][16] float32, one thread's own
+#pragma once
+
+#include "kernels.h"
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(HP_AVX512) && defined(__linux__)
+#define HP_AMX 1
+
+#include <new>
+#include <type_traits>
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace hp {
+
+constexpr int TERMS = 3;        // of an activation
+constexpr int UNIT = 512;       // bfloat16 values of a tile register: 16 rows of 32
+constexpr int TOGETHER = 4;     // weight tiles that share a panel
+constexpr int CHUNK = 6;        // blocks of columns in a panel, for codes of one term
+
+constexpr int LEAST_ROWS = 5;   // fewer are quicker without the unit
+
+// Asks the kernel once for the use of tile registers. False where it, or the processor, has none.
+inline bool amx_allowed() {
+    static const bool allowed = [] {
+        constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+        return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+    }();
+    return allowed;
+}
+
+// For std::vector: lines of the cache, which a row of a tile register fills.
+template <class T>
+struct AlignedAllocator {
+    using value_type = T;
+    AlignedAllocator() = default;
+    template <class U>
+    AlignedAllocator(const AlignedAllocator<U>&) {}
+    T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t{64})); }
+    void deallocate(T* p, size_t) { ::operator delete(p, std::align_val_t{64}); }
+    bool operator==(const AlignedAllocator&) const { return true; }
+    bool operator!=(const AlignedAllocator&) const { return false; }
+};
+
+struct alignas(64) TileShapes {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+};
+
+// Registers 0-3 sums, 4-5 activations, both of `rows` rows; 6-7 weights, 16 rows.
+inline void configure_tiles(int rows) {
+    TileShapes shapes;
+    for (int i = 0; i < 8; i++) shapes.row_bytes[i] = 64, shapes.rows[i] = static_cast<uint8_t>(i < 6 ? rows : 16);
+    _tile_loadconfig(&shapes);
+}
+
+inline void release_tiles() { _tile_release(); }
+
+HP_INLINE __m512 truncated(__m512 x) { return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(static_cast<int>(0xffff0000u)))); }
+HP_INLINE __m256i upper_halves(__m512 x) { return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(x), 16)); }
+
+HP_INLINE void store_pair(uint16_t* to, __m512 even, __m512 odd) {
+    const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
+    _mm512_store_si512(to, _mm512_mask_mov_epi16(low, 0xaaaaaaaa, _mm512_castps_si512(odd)));
+}
+
+HP_INLINE __m512 rounded(__m512 x) {  // to bfloat16, ties to even
+    const __m512i bits = _mm512_castps_si512(x), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    return truncated(_mm512_castsi512_ps(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)))));
+}
+
+// x[rows][columns] as terms, for row tiles [begin, end): x = first + second + third, exactly, the first rounded to nearest.
+// Rows beyond `rows`, up to whole tiles of 16, are zero. Also sums[row tile][block][16] of each block; of the first terms
+// alone where only those will be used (`narrow`).
+inline void split_rows(const float* x, int64_t rows, int64_t columns, int64_t begin, int64_t end, bool narrow, uint16_t* to, float* sums) {
+    const int64_t blocks = columns / BLOCK;
+    for (int64_t tile = begin; tile < end; tile++)
+        for (int64_t i = 0; i < 16; i++) {
+            const int64_t row = tile * 16 + i;
+            for (int64_t b = 0; b < blocks; b++) {
+                uint16_t* unit = to + (tile * blocks + b) * TERMS * UNIT + i * BLOCK;
+                __m512 sum = _mm512_setzero_ps();
+                for (int half = 0; half < 2; half++) {
+                    const __m512 v = row < rows ? _mm512_loadu_ps(x + row * columns + b * BLOCK + half * 16) : _mm512_setzero_ps();
+                    const __m512 first = rounded(v), rest = _mm512_sub_ps(v, first), second = truncated(rest);
+                    uint16_t* at = unit + half * 16;
+                    _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), upper_halves(first));
+                    _mm256_storeu_si256(reinterpret_cast<__m256i*>(at + UNIT), upper_halves(second));
+                    _mm256_storeu_si256(reinterpret_cast<__m256i*>(at + 2 * UNIT), upper_halves(_mm512_sub_ps(rest, second)));
+                    sum = _mm512_add_ps(sum, narrow ? first : v);
+                }
+                sums[(tile * blocks + b) * 16 + i] = _mm512_reduce_add_ps(sum);
+            }
+        }
+}
+
+// The exact float32 values of block b of a tile as three terms.
+template <class D>
+inline void spread_values(const uint8_t* tile, int64_t b, int64_t blocks, uint16_t* to) {
+    alignas(64) float values[BLOCK][TILE];
+    const __m512 scale = D::scale(tile, b, blocks, 0), minimum = D::minimum(tile, b, blocks, 0);
+    D::codes(tile, b, 0, [&](V code, int k) { vstore(values[k], D::SCALED ? vfma(code, scale, minimum) : code); });
+    for (int pair = 0; pair < 16; pair++) {
+        __m512 even = _mm512_load_ps(values[2 * pair]), odd = _mm512_load_ps(values[2 * pair + 1]);
+        for (int term = 0; term < TERMS; term++) {
+            store_pair(to + term * UNIT + pair * 32, even, odd);
+            even = _mm512_sub_ps(even, truncated(even));
+            odd = _mm512_sub_ps(odd, truncated(odd));
+        }
+    }
+}
+
+// Codes of block b of a tile as bfloat16 pairs: [column pair][16 rows][2], in `to` or in place.
+inline const uint16_t* spread_codes(int64_t format, const uint8_t* tile, int64_t b, uint16_t* to) {
+    if (format == BF16) return reinterpret_cast<const uint16_t*>(tile + b * 1024);
+    if (format == Q4) {
+        alignas(64) static const uint16_t codes[32] = {  // 0..15 as bfloat16, twice: the look-up reads five bits, four matter
+            0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170,
+            0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
+        const __m512i table = _mm512_load_si512(codes);
+        for (int group = 0; group < 4; group++) {
+            const __m512i v = _mm512_loadu_si512(tile + b * 320 + group * 64);
+            _mm512_store_si512(to + (group * 4 + 0) * 32, _mm512_permutexvar_epi16(v, table));
+            _mm512_store_si512(to + (group * 4 + 1) * 32, _mm512_permutexvar_epi16(_mm512_srli_epi16(v, 4), table));
+            _mm512_store_si512(to + (group * 4 + 2) * 32, _mm512_permutexvar_epi16(_mm512_srli_epi16(v, 8), table));
+            _mm512_store_si512(to + (group * 4 + 3) * 32, _mm512_permutexvar_epi16(_mm512_srli_epi16(v, 12), table));
+        }
+        return to;
+    }
+    for (int group = 0; group < 8; group++) {
+        const __m512i v = _mm512_loadu_si512(tile + b * 512 + group * 64);
+        store_pair(to + group * 64, signed_byte<0>(v), signed_byte<1>(v));
+        store_pair(to + group * 64 + 32, signed_byte<2>(v), signed_byte<3>(v));
+    }
+    return to;
+}
+
+// A chunk of columns of up to four weight tiles, ready to be multiplied.
+struct Panel {
+    bool scaled = false, minimum = false;  // what the format asks for
+    int weight_terms = 1;
+    const uint16_t* at[TOGETHER][CHUNK];
+    __m512 scales[TOGETHER][CHUNK], minima[TOGETHER][CHUNK];
+    alignas(64) uint16_t units[TOGETHER * CHUNK * UNIT];
+
+    // Tiles of different formats, and float32, are taken by their values.
+    static bool by_values(const Matrix* const* matrices, int tiles) {
+        for (int i = 0; i < tiles; i++)
+            if (matrices[i]->format == F32 || matrices[i]->format != matrices[0]->format) return true;
+        return false;
+    }
+    static int chunk(bool values) { return values ? CHUNK / TERMS : CHUNK; }
+
+    void fill(const Matrix* const* matrices, const uint8_t* const* tiles, int count, int64_t begin, int blocks, bool values) {
+        const int64_t format = matrices[0]->format;
+        scaled = !values && (format == Q4 || format == Q8);
+        minimum = !values && format == Q4;
+        weight_terms = values ? TERMS : 1;
+        for (int i = 0; i < count; i++)
+            for (int b = 0; b < blocks; b++) {
+                const int64_t all = matrices[i]->blocks(), from = begin + b;
+                uint16_t* to = units + (i * chunk(values) + b) * weight_terms * UNIT;
+                at[i][b] = to;
+                with_decoder(matrices[i]->format, [&](auto d) {
+                    using D = decltype(d);
+                    const uint8_t* next = tiles[i] + TOGETHER * matrices[i]->tile_bytes() + from * D::BYTES;
+                    for (int line = 0; line < D::BYTES; line += 64) prefetch(next + line);
+                    if (values) spread_values<D>(tiles[i], from, all, to);
+                    else at[i][b] = spread_codes(matrices[i]->format, tiles[i], from, to);
+                });
+                if (!scaled) continue;
+                scales[i][b] = format == Q4 ? DecodeQ4::scale(tiles[i], from, all, 0) : DecodeQ8::plain_scale(tiles[i], from, all, 0);
+                if (minimum) minima[i][b] = DecodeQ4::minimum(tiles[i], from, all, 0);
+            }
+        for (int i = count; i < TOGETHER; i++)  // products of pairs: a missing second is any tile, and is not looked at
+            for (int b = 0; b < blocks; b++) at[i][b] = at[count - 1][b], scales[i][b] = scales[count - 1][b], minima[i][b] = minima[count - 1][b];
+    }
+};
+
+// sums[row][TOGETHER][16] of two weight tiles `first`, `first + 1` += the chunk's products with one tile of rows.
+// Products of two blocks are in flight at once: sums 0, 1 belong to even blocks, 2, 3 to odd ones.
+template <bool SCALED, bool MINIMUM, int WEIGHT_TERMS>
+inline void multiply_pair(const Panel& panel, int first, int count, const uint16_t* x, const float* block_sums, int rows, bool narrow,
+                          float* taken, float* sums) {
+    constexpr int row_step = TOGETHER * TILE;
+    float* out = sums + first * TILE;
+    const auto add_up = [&](const float* from, int tile, int b) __attribute__((always_inline)) {
+        for (int i = 0; i < rows; i++) {
+            float* to = out + i * row_step + (tile - first) * TILE;
+            __m512 total = _mm512_loadu_ps(to);
+            const __m512 part = _mm512_load_ps(from + i * TILE);
+            if constexpr (SCALED) total = _mm512_fmadd_ps(panel.scales[tile][b], part, total);
+            else total = _mm512_add_ps(total, part);
+            if constexpr (MINIMUM) total = _mm512_fmadd_ps(panel.minima[tile][b], _mm512_set1_ps(block_sums[b * 16 + i]), total);
+            _mm512_storeu_ps(to, total);
+        }
+    };
+#define HP_PRODUCTS(SUM_A, SUM_B, X_TERM, W_TERM, X_REGISTER)                           \
+    _tile_loadd(X_REGISTER, x + (b * TERMS + X_TERM) * UNIT, 64);                       \
+    _tile_dpbf16ps(SUM_A, X_REGISTER, 6);                                               \
+    _tile_dpbf16ps(SUM_B, X_REGISTER, 7);
+#define HP_BLOCK(SUM_A, SUM_B)                                                          \
+    if (SCALED || b < 2) {                                                              \
+        _tile_zero(SUM_A);                                                              \
+        _tile_zero(SUM_B);                                                              \
+    }                                                                                   \
+    _tile_loadd(6, panel.at[first][b], 64);                                             \
+    _tile_loadd(7, panel.at[first + 1][b], 64);                                         \
+    HP_PRODUCTS(SUM_A, SUM_B, 0, 0, 4)                                                  \
+    if (!narrow) {                                                                      \
+        HP_PRODUCTS(SUM_A, SUM_B, 1, 0, 5)                                              \
+        HP_PRODUCTS(SUM_A, SUM_B, 2, 0, 4)                                              \
+        if constexpr (WEIGHT_TERMS == 3) {                                              \
+            _tile_loadd(6, panel.at[first][b] + UNIT, 64);                              \
+            _tile_loadd(7, panel.at[first + 1][b] + UNIT, 64);                          \
+            HP_PRODUCTS(SUM_A, SUM_B, 0, 1, 5)                                          \
+            HP_PRODUCTS(SUM_A, SUM_B, 1, 1, 4)                                          \
+            _tile_loadd(6, panel.at[first][b] + 2 * UNIT, 64);                          \
+            _tile_loadd(7, panel.at[first + 1][b] + 2 * UNIT, 64);                      \
+            HP_PRODUCTS(SUM_A, SUM_B, 0, 2, 5)                                          \
+        }                                                                               \
+    }                                                                                   \
+    if (SCALED || b + 2 >= count) {                                                     \
+        _tile_stored(SUM_A, taken + SUM_A * 256, 64);                                   \
+        _tile_stored(SUM_B, taken + SUM_B * 256, 64);                                   \
+    }
+    for (int b = 0; b < count; b++) {
+        if (b % 2 == 0) {
+            HP_BLOCK(0, 1)
+        } else {
+            HP_BLOCK(2, 3)
+        }
+        if (!SCALED && b + 2 < count) continue;
+        const int at = b % 2 * 2;
+        add_up(taken + at * 256, first, b);
+        add_up(taken + (at + 1) * 256, first + 1, b);
+    }
+#undef HP_BLOCK
+#undef HP_PRODUCTS
+}
+
+inline void multiply_pair(const Panel& panel, int first, int count, const uint16_t* x, const float* block_sums, int rows, bool narrow,
+                          float* taken, float* sums) {
+    const auto with = [&](auto scaled, auto minimum, auto terms) {
+        multiply_pair<decltype(scaled)::value, decltype(minimum)::value, decltype(terms)::value>(
+            panel, first, count, x, block_sums, rows, narrow, taken, sums);
+    };
+    using Yes = std::true_type;
+    using No = std::false_type;
+    if (panel.weight_terms == TERMS) with(No{}, No{}, std::integral_constant<int, TERMS>{});
+    else if (!panel.scaled) with(No{}, No{}, std::integral_constant<int, 1>{});
+    else if (panel.minimum) with(Yes{}, Yes{}, std::integral_constant<int, 1>{});
+    else with(Yes{}, No{}, std::integral_constant<int, 1>{});
+}
+
+}  // namespace hp
+#endif
