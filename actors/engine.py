@@ -142,6 +142,7 @@ class EngineServer:
         return node_facts() | {
             "engine": self.spec.name,
             "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "niceness": os.getpriority(os.PRIO_PROCESS, 0),
         }
 
     def close(self) -> None:

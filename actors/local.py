@@ -32,7 +32,8 @@ def connected(address: str, namespace: str) -> Iterator[None]:
     Raises InputError when nothing answers at the address, MachineError when a local Ray does not start.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray runs workers at niceness 15 by default: whatever else runs on the machine would then come before a measurement.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
     if ray.is_initialized():

@@ -83,16 +83,17 @@ def run_campaign(running: Running) -> dict[str, Any]:
     with opened_log(running) as (log, state):
         if state.result is not None:
             return dict(state.result)
-        with opened_session(running, log, state) as (session, machines):
-            try:
+        journal = Journal(log, state, _clock(running.plan, state), running.view)
+        try:
+            with opened_session(running, journal) as (session, machines):
                 return _run(session, machines, running)
-            except KeyboardInterrupt:
-                session.journal.decide("interrupted")
-                session.journal.settle()
-                raise Interrupted(
-                    f"stopped after {len(state.search_attempts())} attempts, all recorded; "
-                    f"go on with: hotpass compile --resume {running.folder}"
-                ) from None
+        except KeyboardInterrupt:
+            journal.decide("interrupted")
+            journal.settle()
+            raise Interrupted(
+                f"stopped after {len(state.search_attempts())} attempts, all recorded; "
+                f"go on with: hotpass compile --resume {running.folder}"
+            ) from None
 
 
 @contextlib.contextmanager
@@ -109,11 +110,16 @@ def opened_log(running: Running) -> Iterator[tuple[EventLog, CampaignState]]:
 
 
 @contextlib.contextmanager
-def opened_session(running: Running, log: EventLog, state: CampaignState) -> Iterator[tuple[Session, Machines]]:
+def opened_journal(running: Running) -> Iterator[Journal]:
+    """The folder's journal, for whoever records single attempts in it."""
+    with opened_log(running) as (log, state):
+        yield Journal(log, state, _clock(running.plan, state), running.view)
+
+
+@contextlib.contextmanager
+def opened_session(running: Running, journal: Journal) -> Iterator[tuple[Session, Machines]]:
     """Engines loaded and calibrated, closed again whatever happens; MLflow mirrors the log meanwhile."""
     plan, folder = running.plan, running.folder
-    clock = _clock(plan, state)
-    journal = Journal(log, state, clock, running.view)
     with contextlib.ExitStack() as stack:
         mirror = stack.enter_context(running.mirrored(plan, folder, running.view))
         machines = stack.enter_context(running.open_machines(plan, running.view))
@@ -128,7 +134,7 @@ def opened_session(running: Running, log: EventLog, state: CampaignState) -> Ite
             hush=mirror,
         )
         session.candidates |= all_candidates(folder)
-        running.view.changed(state)
+        running.view.changed(journal.state)
         session.start()
         yield session, machines
 

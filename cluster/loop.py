@@ -19,8 +19,9 @@ from typing import Any
 
 from actors.engine import Measured
 from cluster.ports import BuilderPort, EnginePort, Proposer
-from cluster.rules import becomes_incumbent, deserves_slow_tier, reason_to_stop
+from cluster.rules import becomes_incumbent, decides_alone, deserves_slow_tier, reason_to_stop
 from cluster.session import Order, Session
+from cluster.state import AttemptRow
 from hotpass.errors import MachineError
 from hotpass.records.candidate import Candidate, Proposal
 from hotpass.records.measurement import Failure, Purpose, Tier
@@ -141,13 +142,22 @@ class SearchLoop:
         row = self.session.settle(order, measured)
         candidate = order.assignment.candidate
         self.proposer.tell(candidate, row.attempt)
-        if order.assignment.tier is Tier.FAST:
-            if deserves_slow_tier(self.state, row):
+        if order.assignment.tier is Tier.SLOW:
+            if becomes_incumbent(self.state, row):
+                self._install(candidate, row, "faster on the fast tier, and not slower on the slow one")
+        elif deserves_slow_tier(self.state, row):
+            if decides_alone(self.state, row):
+                self._install(candidate, row, "decisively faster than as loaded on the fast tier")
+            else:
                 self.journal.decide("promote", candidate_id=candidate.id, attempt_seq=row.seq)
                 self.promotions.append(candidate)
-        elif becomes_incumbent(self.state, row):
-            fast = self.state.fast_speedup(candidate.id)
-            self.journal.decide("incumbent", candidate_id=candidate.id, attempt_seq=row.seq, speedup_vs_loaded=fast)
+
+    def _install(self, candidate: Candidate, row: AttemptRow, why: str) -> None:
+        """A new incumbent; its ratio is that of the fast tier, which all others are chained by."""
+        fast = self.state.fast_speedup(candidate.id)
+        self.journal.decide(
+            "incumbent", candidate_id=candidate.id, attempt_seq=row.seq, speedup_vs_loaded=fast, why=why
+        )
 
     def _machine_failed(self, order: Order, error: MachineError) -> None:
         """The candidate gets another try; its order stays open in the log, so that it is never counted."""

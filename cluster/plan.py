@@ -26,6 +26,8 @@ SCHEMA = 1
 class Pace:
     """How a budget is spent. Times are campaign time in seconds."""
 
+    own: Stopping
+    """Of the A/A row."""
     fast: Stopping
     slow: Stopping
     cold: Stopping
@@ -75,6 +77,11 @@ class Plan:
     """Sentences that the user must know: requests dropped, slots or parts that do not apply, lengths-only text."""
 
 
+def table_rows(budget_seconds: float) -> int:
+    """Rows of the shape table: fewer for a small budget, since every round measures each of them four times on both sides."""
+    return 4 if budget_seconds < 900 else 6
+
+
 def pace_for(budget_seconds: float) -> Pace:
     """A pace that leaves room for about thirty attempts in five minutes, and grows with the budget.
 
@@ -82,7 +89,9 @@ def pace_for(budget_seconds: float) -> Pace:
     claimed. Deadlines catch candidates that hang; a healthy attempt is several times faster.
     """
     scale = max(0.2, min(4.0, budget_seconds / 300))
+    own_rounds = 3 if scale < 2 else 8
     return Pace(
+        own=Stopping(alpha=0.02, min_rounds=own_rounds, max_rounds=own_rounds),
         fast=Stopping(
             alpha=0.02, min_rounds=3, max_rounds=round(12 * max(1.0, scale)), half_width=0.03, equal_margin=0.02
         ),
@@ -95,7 +104,7 @@ def pace_for(budget_seconds: float) -> Pace:
         fast_deadline_seconds=max(10.0, 45 * min(1.0, scale)),
         slow_deadline_seconds=max(15.0, 60 * scale),
         cold_deadline_seconds=max(20.0, 60 * scale),
-        reserve_seconds=budget_seconds * 0.3,
+        reserve_seconds=budget_seconds * 0.25,
         num_finalists=2 if scale < 2 else 3,
         replay_requests=2 if scale < 2 else 4,
         replay_output_tokens=32 if scale < 2 else (128 if scale < 4 else 0),

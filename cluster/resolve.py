@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from actors.engine import node_facts
-from cluster.plan import Continued, Plan, pace_for
+from cluster.plan import Continued, Plan, pace_for, table_rows
 from cluster.spec import CampaignSpec
 from hotpass.canonical import content_hash
 from hotpass.errors import InputError
@@ -40,7 +40,13 @@ def resolve(
     traffic = read_traffic(
         spec.traffic, max_context=model.max_context, limit=spec.requests or None, encode=_encode(spec, model)
     )
-    shapes = shape_table(traffic, spec.concurrency, chunk_tokens=int(str(DEFAULTS["chunk_tokens"])), seed=spec.seed)
+    shapes = shape_table(
+        traffic,
+        spec.concurrency,
+        chunk_tokens=int(str(DEFAULTS["chunk_tokens"])),
+        max_rows=table_rows(spec.budget_seconds),
+        seed=spec.seed,
+    )
     say("hardware")
     hardware = simulated_hardware() if spec.engine == "fake" else _hardware(spec)
     deployment = Deployment(

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from cluster.plan import Plan
 from cluster.state import AttemptRow, CampaignState
+from hotpass.records.candidate import AS_LOADED
 from hotpass.records.measurement import Purpose, Tier, Verdict
 
 PATIENCE_SHARE = 0.5
 """Stop when this share of the search's time brought no new incumbent (and at least `PATIENCE_ATTEMPTS` were tried)."""
 PATIENCE_ATTEMPTS = 60
+
+
+DECISIVE = 1.25
+"""A first candidate whose whole interval is beyond this replaces the deployment as loaded on the fast tier's word: a replay of the
+slow original costs as much as a dozen attempts against its successor, and could not turn such a verdict."""
+
+
+def decides_alone(state: CampaignState, row: AttemptRow) -> bool:
+    """Whether a fast-tier attempt needs no slow tier: the first step away from the deployment as loaded, and a large one."""
+    first = not state.incumbents and row.attempt.incumbent_id == AS_LOADED.id
+    return first and row.attempt.speedup is not None and row.attempt.speedup.low > DECISIVE
 
 
 def deserves_slow_tier(state: CampaignState, row: AttemptRow) -> bool:

@@ -220,7 +220,9 @@ class Session:
 
     def _effort(self, tier: Tier, purpose: Purpose) -> tuple[Stopping, float]:
         pace = self.plan.pace
-        if purpose in (Purpose.COLD, Purpose.AA):
+        if purpose is Purpose.AA:
+            return pace.own, pace.cold_deadline_seconds
+        if purpose is Purpose.COLD:
             return pace.cold, pace.cold_deadline_seconds
         if tier is Tier.SLOW:
             return pace.slow, pace.slow_deadline_seconds

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.campaign import Running, opened_log, opened_session
+from cluster.campaign import Running, opened_journal, opened_session
 from cluster.finish import measure_cold
 from cluster.folder import all_candidates
 from cluster.plan import Plan
@@ -106,7 +106,7 @@ def try_candidate(running: Running, candidate: Candidate, against: Candidate) ->
     if candidate.id == against.id:
         raise InputError("candidate", candidate.label, "is what it would be measured against", "change something in it")
     refuse_inapplicable(running.plan, candidate)
-    with opened_log(running) as (log, state), opened_session(running, log, state) as (session, machines):
+    with opened_journal(running) as journal, opened_session(running, journal) as (session, machines):
         refuse_unclaimed(session, candidate)
         session.keep(against)
         session.keep(candidate)

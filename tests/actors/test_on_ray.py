@@ -37,6 +37,7 @@ def test_a_campaign_on_local_actors(local_ray: None, tmp_path: Path) -> None:
     engine = state.start["engines"][0]
     assert engine["pid"] != os.getpid()
     assert engine["engine"] == "fake-0"
+    assert engine["niceness"] == os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def test_a_killed_engine_is_made_again_for_the_next_order(local_ray: None, tmp_path: Path) -> None:
