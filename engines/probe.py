@@ -5,7 +5,8 @@ of engines. The identity of the hardware holds facts only; figures are in its de
 
 Details on a CPU: `read_gb_per_s` (from memory), `cache_read_gb_per_s` (from the last-level cache), `effective_cache_bytes` (the
 largest working set that still reads at cache speed: on a virtual machine, or beside busy neighbours, less than the kernel reports),
-`read_gb_per_s_at_<N>_mib` (the curve behind these), `fp32_gflop_per_s`, `bf16_gflop_per_s`, spreads, `reader`, `threads`.
+`read_gb_per_s_at_<N>_mib` (the curve behind these), `fp32_gflop_per_s`, `bf16_gflop_per_s`, spreads, `reader`, `threads`,
+`cpu_share` (of its cores' time that the probe got while it read: below 1, others ran, and every figure is too low).
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from hotpass.records.deployment import HardwareRef
 
 MIB = 1 << 20
 MEASURE_TIMEOUT_SECONDS = 180
+UNDISTURBED_CPU_SHARE = 0.9
+"""A probe that got less of its cores measured its neighbours too."""
 DEVICES = ("auto", "cpu", "cuda")
 
 
@@ -132,8 +135,10 @@ def physical_floor_ms(
 
     The bandwidth is that of the largest measured working set that is not larger than the stream, so a stream that fits a cache
     is held against the cache. `flops` (prefill) go at the rate of `precision`, `fp32` or `bf16`. None when a rate that is
-    needed was not measured. Streams of weights that a step reads once and KV that it reads once; anything read again is extra.
+    needed was not measured, or was measured while others ran (`cpu_share`): a floor that is too high is worse than none. Streams of weights that a step reads once and KV that it reads once; anything read again is extra.
     """
+    if float(hardware.details.get("cpu_share", 1.0)) < UNDISTURBED_CPU_SHARE:
+        return None
     stream = weight_bytes + kv_bytes
     curve = read_curve(hardware.details)
     fitting = [rate for size, rate in curve.items() if size <= stream]

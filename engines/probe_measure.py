@@ -30,18 +30,22 @@ Read = Callable[[int, int, int], Sequence[float]]
 
 
 def measure_cpu(threads: int, sizes: Sequence[int]) -> Figures:
-    """`read_gb_per_s_at_<N>_mib` for each size in bytes, `read_spread_at_largest`, `reader`, and the FLOP rates."""
+    """`read_gb_per_s_at_<N>_mib` for each size in bytes, `read_spread` at the largest, `cpu_share`, `reader`, and the FLOP rates."""
     with tempfile.TemporaryDirectory(prefix="hotpass-probe-") as folder:
         read, reader = native_reader(Path(folder), threads), "c++"
         if read is None:
             read, reader = torch_reader(threads), "torch.sum"
         figures: Figures = {"reader": reader, "threads": threads}
+        cpu, wall = time.process_time(), time.perf_counter()
         for size in sizes:
             largest = size == max(sizes)
             best, spread = bandwidth(read, size, SECONDS if largest else SECONDS / 4)
             figures[f"read_gb_per_s_at_{size // MIB}_mib"] = round(best, 2)
             if largest:
                 figures["read_spread"] = round(spread, 3)
+        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        # Threads that read, or spin until the others are ready, take a whole core each, unless somebody else has it.
+        figures["cpu_share"] = round(min(1.0, cpu / wall / threads), 3)
     return figures | flop_rates("cpu", threads)
 
 

@@ -270,6 +270,13 @@ class TestFloor:
         assert self.floor(weight_bytes=1e6, flops=1e9, precision="bf16") is None
         assert physical_floor_ms(cpu_ref(HOST, {}), weight_bytes=1e6) is None
 
+    def test_a_disturbed_probe_gives_no_floor(self) -> None:
+        def ref(share: float) -> HardwareRef:
+            return cpu_ref(HOST, FIGURES | {"cpu_share": share})
+
+        assert physical_floor_ms(ref(0.5), weight_bytes=80e6) is None
+        assert physical_floor_ms(ref(0.99), weight_bytes=80e6) == self.floor(weight_bytes=80e6)
+
     def test_published_bandwidth_serves_where_none_was_measured(self) -> None:
         ref = dataclasses.replace(cpu_ref(HOST, {}), details={"read_gb_per_s": 3350.0})
         assert physical_floor_ms(ref, weight_bytes=3.35e9) == pytest.approx(1.0)
@@ -331,3 +338,4 @@ class TestProbeHardware:
         for name in ("read_gb_per_s", "fp32_gflop_per_s", "bf16_gflop_per_s"):
             assert float(details[name]) > 0
         assert 0 <= float(details["read_spread"]) <= 1
+        assert 0 < float(details["cpu_share"]) <= 1
