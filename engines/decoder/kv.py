@@ -7,6 +7,8 @@ Memory is taken as it is touched (zero pages on a CPU). Nothing here says which 
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -32,8 +34,8 @@ class KvPool:
         self.dtype = dtype
         shape = (num_slots, kv_heads, max_context, head_dim)
         with torch.inference_mode(False):
-            self._keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
-            self._values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+            self._keys = [_zeros(shape, dtype, device) for _ in range(num_layers)]
+            self._values = [_zeros(shape, dtype, device) for _ in range(num_layers)]
 
     def keys(self, layer: int) -> torch.Tensor:
         """[num_slots, kv_heads, max_context, head_dim], rotary already applied."""
@@ -62,3 +64,11 @@ class KvPool:
         for layer in range(self.num_layers):
             self._keys[layer][slot, :, :length].copy_(context[layer, 0])
             self._values[layer][slot, :, :length].copy_(context[layer, 1])
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On a CPU from pages that become real as they are written (torch.zeros writes them all): most slots are short."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or num_bytes == 0:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=dtype).view(shape)

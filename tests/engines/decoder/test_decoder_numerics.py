@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engines.decoder import fingerprint
 from engines.decoder.batch import build_batch, phase_of
+from engines.decoder.kv import KvPool
 
 PLAIN = ("llama", "llama-untied", "llama3-rope", "mistral", "qwen2", "qwen3", "gpt2")
 
@@ -125,3 +127,25 @@ def test_a_batch_knows_where_its_tokens_are():
     assert (batch.phase, batch.num_seqs, batch.query_tokens, batch.context) == ("mixed", 2, 6, 4)
     with pytest.raises(ValueError, match="queries"):
         build_batch(torch.arange(5), contexts=(4, 0), query_lens=(1, 5), slots=(7, 2))
+
+
+def test_a_pool_takes_memory_as_it_is_written():
+    def resident():
+        return fingerprint.resident_bytes()
+
+    before = resident()
+    pool = KvPool(
+        num_layers=4,
+        num_slots=64,
+        kv_heads=2,
+        max_context=4096,
+        head_dim=32,
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+    assert resident() - before < 16 << 20  # of 256 MiB
+    context = torch.randn(4, 2, 2, 10, 32)
+    pool.write(3, context)
+    assert torch.equal(pool.read(3, 10), context.bfloat16().float())
+    assert pool.keys(0).data_ptr() % 64 == 0
+    assert not pool.values(2)[2].any()
