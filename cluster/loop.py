@@ -19,12 +19,13 @@ from typing import Any
 
 from actors.engine import Measured
 from cluster.ports import BuilderPort, EnginePort, Proposer
-from cluster.rules import becomes_incumbent, decides_alone, deserves_slow_tier, reason_to_stop
+from cluster.rules import becomes_incumbent, decides_alone, deserves_slow_tier, stop_reason
 from cluster.session import Order, Session
 from cluster.state import AttemptRow
 from hotpass.errors import MachineError
 from hotpass.records.candidate import Candidate, Proposal
 from hotpass.records.measurement import Failure, Purpose, Tier
+from search.policy import machine_suspect
 
 ERROR_BUDGET = 3
 """Machine errors in a row after which the campaign stops and says so: one may be chance, three are a broken machine."""
@@ -64,8 +65,9 @@ class SearchLoop:
         while True:
             if self.halt.is_set():
                 raise KeyboardInterrupt
-            reason = reason_to_stop(self.state, self.session.plan, self.journal.clock.seconds(), self.exhausted)
+            reason = stop_reason(self.state, self.session.plan, self.journal.clock.seconds())
             if not reason:
+                self._check_machine()
                 self._prepare_candidates()
                 self._fill_engines()
             if not self.running and not self.building and (reason or not self.ready):
@@ -101,6 +103,18 @@ class SearchLoop:
             self.session.view.activity("builder", candidate.label if candidate.parts else "")
             self.building[self.builder.submit(candidate)] = candidate
             self._take_builds()
+
+    def _check_machine(self) -> None:
+        """After many failures with nothing in common, as loaded against itself: the machine may be broken, not the candidates."""
+        since = [row.attempt for row in self.state.attempts]
+        while any(attempt.purpose is Purpose.AA for attempt in since):
+            since.pop(0)
+        if self.running or not machine_suspect(since, self.session.candidates):
+            return
+        self.journal.decide("check", reason=f"the last {len(since)} attempts failed with no part in common")
+        attempt = self.session.measure_own().attempt
+        if not attempt.verdict.is_timed:
+            raise MachineError(f"the deployment as loaded cannot be measured any more: {attempt.reason}")
 
     def _fill_engines(self) -> None:
         for engine in self._idle():

@@ -6,6 +6,7 @@ from cluster.plan import Plan
 from cluster.state import AttemptRow, CampaignState
 from hotpass.records.candidate import AS_LOADED
 from hotpass.records.measurement import Purpose, Tier, Verdict
+from search.budget import Budget, Spent, reason_to_stop
 
 PATIENCE_SHARE = 0.5
 """Stop when this share of the search's time brought no new incumbent (and at least `PATIENCE_ATTEMPTS` were tried)."""
@@ -42,25 +43,28 @@ def becomes_incumbent(state: CampaignState, row: AttemptRow) -> bool:
     return fast is not None and fast.value > state.lead.value
 
 
-def reason_to_stop(state: CampaignState, plan: Plan, clock_seconds: float, exhausted: bool) -> str:
-    """Empty while the search should go on."""
+def stop_reason(state: CampaignState, plan: Plan, clock_seconds: float) -> str:
+    """Empty while the search should go on. Part of the budget is kept for the finalists (`Pace.reserve_seconds`)."""
     search_seconds = plan.spec.budget_seconds - plan.pace.reserve_seconds
-    if clock_seconds >= search_seconds:
-        return f"{search_seconds:.0f} s of the budget are for the search, and they are spent"
-    done = sum(row.attempt.purpose is Purpose.SEARCH for row in state.attempts)
-    if plan.spec.max_attempts and done >= plan.spec.max_attempts:
-        return f"{done} attempts were asked for"
-    if exhausted:
-        return ""
-    return _no_progress(state, search_seconds, clock_seconds)
-
-
-def _no_progress(state: CampaignState, search_seconds: float, clock_seconds: float) -> str:
-    since = state.incumbents[-1].elapsed_seconds if state.incumbents else 0.0
-    tried = sum(
-        row.elapsed_seconds > since and row.attempt.tier is Tier.FAST and row.attempt.purpose is Purpose.SEARCH
-        for row in state.attempts
+    budget = Budget(
+        wall_seconds=search_seconds,
+        attempts=plan.spec.max_attempts,
+        idle_attempts=PATIENCE_ATTEMPTS,
+        idle_seconds=PATIENCE_SHARE * search_seconds,
     )
-    if tried >= PATIENCE_ATTEMPTS and clock_seconds - since > PATIENCE_SHARE * search_seconds:
-        return f"no new incumbent in {tried} attempts and {clock_seconds - since:.0f} s"
-    return ""
+    return reason_to_stop(budget, spent(state, clock_seconds))
+
+
+def spent(state: CampaignState, clock_seconds: float) -> Spent:
+    """What the search has used and reached, over all sessions."""
+    since = state.incumbents[-1].elapsed_seconds if state.incumbents else 0.0
+    searched = [row for row in state.attempts if row.attempt.purpose is Purpose.SEARCH]
+    idle = [row for row in searched if row.elapsed_seconds > since and row.attempt.tier is Tier.FAST]
+    return Spent(
+        wall_seconds=clock_seconds,
+        engine_seconds=sum(row.attempt.seconds for row in searched),
+        attempts=len(searched),
+        speedup_low=state.lead.low,
+        idle_attempts=len(idle),
+        idle_seconds=clock_seconds - since,
+    )

@@ -20,6 +20,7 @@ from cluster.plan import Plan
 from cluster.ports import EnginePort, View
 from cluster.state import AttemptRow, chain
 from hotpass.canonical import content_hash
+from hotpass.errors import MachineError
 from hotpass.records.candidate import AS_LOADED, Candidate, Numerics
 from hotpass.records.measurement import (
     Assignment,
@@ -116,7 +117,7 @@ class Session:
         self._calibrate()
 
     def _calibrate(self) -> None:
-        """A/A once per session: engines are new, and so is their noise."""
+        """A/A once per session, since engines are new and so is their noise; with it, what a correct output may differ by."""
         engine = self.engines[0]
         noise = list(engine.noise())
         order = self.order(engine, AS_LOADED, AS_LOADED, Tier.FAST, Purpose.AA)
@@ -125,8 +126,16 @@ class Session:
         if not noise:
             # The engine cannot reorder its reference: the policy's relative floor stands in for that noise.
             noise = [replace(check, max_abs=0.0) for check in loaded]
+        if not noise:
+            self.ended()
+            raise MachineError(f"the deployment as loaded cannot be measured: {_why(measured.result)}")
         self.band = calibrate(noise, loaded, self.plan.deployment.model.dtype, self.policy)
         self.settle(order, measured)
+
+    def measure_own(self) -> AttemptRow:
+        """As loaded against itself, again."""
+        order = self.order(self.engines[0], AS_LOADED, AS_LOADED, Tier.FAST, Purpose.AA)
+        return self.settle(order, order.future.result())
 
     def measure_baselines(self) -> None:
         """Transformers' own loops, in this session, paired with as loaded; eager ones first, within a share of the budget.
@@ -320,3 +329,7 @@ class Session:
 
     def _kind(self, estimate: Estimate) -> Estimate:
         return replace(estimate, kind="simulated") if self.plan.spec.engine == "fake" else estimate
+
+
+def _why(result: MeasureResult) -> str:
+    return result.failure.message if result.failure else "no output was compared with the reference"

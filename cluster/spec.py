@@ -7,7 +7,6 @@ loaded in this module; `cluster.resolve` turns a spec into a deployment, once.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,10 @@ from typing import Any
 
 from hotpass.errors import InputError, nearest
 from hotpass.records.candidate import Numerics
+from search.budget import parse_duration
 
 ENGINES = ("decoder", "fake")
 DEVICES = ("auto", "cpu", "cuda")
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +29,7 @@ class CampaignSpec:
     traffic: str
     """A preset's name or a trace file."""
     budget: str = "5m"
-    """Wall time from the engine's start to the result, as `90s`, `5m` or `1h`."""
+    """Wall time from the engine's start to the result, as `90s`, `5m` or `1h30m`."""
     max_attempts: int = 0
     """Stop searching after this many attempts; 0 for no limit."""
     concurrency: int = 1
@@ -66,7 +65,7 @@ class CampaignSpec:
         one_of("numerics", self.numerics, [kind.value for kind in Numerics])
         one_of("engine", self.engine, list(ENGINES))
         one_of("device", self.device, list(DEVICES))
-        parse_seconds(self.budget)
+        parse_duration(self.budget)
         at_least("concurrency", self.concurrency, 1)
         for name in ("max_attempts", "threads", "requests", "seed"):
             at_least(name, getattr(self, name), 0)
@@ -77,7 +76,7 @@ class CampaignSpec:
 
     @property
     def budget_seconds(self) -> float:
-        return parse_seconds(self.budget)
+        return parse_duration(self.budget)
 
 
 def one_of(field: str, value: str, known: list[str]) -> str:
@@ -90,15 +89,6 @@ def one_of(field: str, value: str, known: list[str]) -> str:
 def at_least(field: str, value: int, least: int) -> None:
     if value < least:
         raise InputError(field, value, f"is below {least}", f"give a whole number of at least {least}")
-
-
-def parse_seconds(text: str) -> float:
-    """`90s`, `5m`, `1.5h` or plain seconds, as seconds above 0. Raises InputError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text)
-    seconds = float(match[1]) * _UNITS[match[2] or "s"] if match else 0.0
-    if seconds <= 0:
-        raise InputError("budget", text, "is not a duration", "write it as 90s, 5m or 1h")
-    return seconds
 
 
 def make_spec(given: Mapping[str, Any], campaign_file: str | None = None) -> CampaignSpec:

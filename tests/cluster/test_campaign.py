@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,11 @@ from cluster.campaign import Interrupted, Running, run_campaign
 from cluster.events import read_events
 from cluster.journal import FOLDER, read_state
 from cluster.ports import LocalEngine
+from engines.fake import FakeEngine
 from hotpass.errors import InputError, MachineError
 from hotpass.records.candidate import AS_LOADED, Candidate
-from hotpass.records.measurement import Purpose, Tier, Verdict
+from hotpass.records.deployment import Deployment
+from hotpass.records.measurement import Failure, FailureKind, OutputCheck, Purpose, Tier, Verdict
 from tests.cluster.campaigns import fake, machines_with, make_plan, make_running, part
 
 KEYS = {"schema", "campaign", "deployment", "attempts", "attempts_per_hour", "best", "gates", "verdict"}
@@ -255,3 +258,53 @@ def test_the_plan_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert read_plan(tmp_path / "c") == plan
     with pytest.raises(InputError, match=r"has no campaign\.json"):
         read_plan(tmp_path)
+
+
+def test_an_interrupt_while_the_engine_loads_is_recorded_too(tmp_path: Path) -> None:
+    class Slow(FakeEngine):
+        def load(self, deployment: Deployment, tier: Tier) -> Mapping[str, float]:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match="stopped after 0 attempts"):
+        run_campaign(make_running(tmp_path / "c", engine=Slow))
+    assert read_state(tmp_path / "c").decisions == {"interrupted": 1}
+    assert run_campaign(make_running(tmp_path / "c", max_attempts=2))["verdict"] == "faster"
+
+
+def test_the_first_large_step_is_taken_on_the_fast_tier_later_ones_are_replayed(tmp_path: Path) -> None:
+    factors = {"quick-mlp": 0.6, "quick-attention": 0.6, "slow-norm": 1.2}
+    run_campaign(make_running(tmp_path / "c", engine=lambda: fake(factors)))
+    decided = [e.payload for e in read_events(tmp_path / "c" / FOLDER) if e.kind == "decision"]
+    incumbents = [payload["why"] for payload in decided if payload["decision"] == "incumbent"]
+    assert incumbents[0].startswith("decisively faster than as loaded")
+    state = read_state(tmp_path / "c")
+    slow = [row.attempt for row in state.attempts if row.attempt.tier is Tier.SLOW]
+    assert all(attempt.incumbent_id != AS_LOADED.id for attempt in slow)
+    assert len(slow) == state.decisions["promote"] >= 1
+    assert len(incumbents) == 1 + sum(attempt.verdict in (Verdict.FASTER, Verdict.INCONCLUSIVE) for attempt in slow)
+
+
+def test_failures_with_nothing_in_common_have_the_machine_checked(tmp_path: Path) -> None:
+    """Every candidate fails: after six in a row, as loaded is measured against itself before the next is tried."""
+
+    def fails(candidate: Candidate) -> Failure | None:
+        return Failure(kind=FailureKind.CRASH, message="SIGBUS") if candidate.parts or candidate.settings else None
+
+    run_campaign(make_running(tmp_path / "c", engine=lambda: fake(behaviour=fails)))
+    state = read_state(tmp_path / "c")
+    purposes = [row.attempt.purpose for row in state.attempts]
+    assert state.decisions["check"] >= 1
+    assert purposes[0] is Purpose.AA
+    assert Purpose.AA in purposes[6:]
+
+
+def test_a_deployment_that_cannot_be_measured_is_a_machine_error(tmp_path: Path) -> None:
+    def fails(candidate: Candidate) -> Failure | None:
+        return Failure(kind=FailureKind.CRASH, message="SIGBUS")
+
+    class Mute(FakeEngine):
+        def reference_noise(self) -> list[OutputCheck]:
+            return []
+
+    with pytest.raises(MachineError, match="the deployment as loaded cannot be measured: SIGBUS"):
+        run_campaign(make_running(tmp_path / "c", engine=lambda: Mute("fake-0", behaviour=fails)))

@@ -56,7 +56,7 @@ def test_quiet_says_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[s
     [
         (["compile", "--traffic", "chat"], "model '' is missing; give --model, or model in the campaign file"),
         (["compile", *FAKE, "--numerics", "tolerence"], "numerics 'tolerence' is not known; did you mean 'tolerance'?"),
-        (["compile", *FAKE, "--budget", "soon"], "budget 'soon' is not a duration; write it as 90s, 5m or 1h"),
+        (["compile", *FAKE, "--budget", "soon"], "budget 'soon' is not a duration; write it as 90s, 5m, 1h or 1h30m"),
         (["compile", *FAKE, "--concurrency", "0"], "concurrency '0' is below 1"),
         (["compile", *FAKE, "--enginee", "x"], "is not understood: unrecognized arguments: --enginee x"),
         (["compile", "--resume", "/nowhere"], "campaign '/nowhere' has no campaign.json"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -101,5 +102,5 @@ def test_ticks_are_round_and_inside(low: float, high: float) -> None:
     ticks = charts.nice_ticks(low, high)
     assert 3 <= len(ticks) <= 8
     assert all(low - 1e-9 <= tick <= high + 1e-9 for tick in ticks)
-    steps = {round(b - a, 9) for a, b in zip(ticks, ticks[1:], strict=False)}
+    steps = {round(b - a, 9) for a, b in itertools.pairwise(ticks)}
     assert len(steps) == 1
