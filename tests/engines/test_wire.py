@@ -124,7 +124,6 @@ def test_sending_to_nobody_is_a_closed_channel() -> None:
     theirs.close()
     with pytest.raises(ChannelClosed):
         ours.send("anyone", "there")
-        ours.send("anyone", "there")
     ours.close()
 
 
