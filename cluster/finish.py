@@ -30,6 +30,9 @@ class Finalist:
     candidate: Candidate
     cold: AttemptRow
     gates: dict[str, str]
+    """Gate → `pass`, `fail: …` or `not run: …`."""
+    evidence: dict[str, str]
+    """Gate → what it saw, also when it passed."""
 
     @property
     def may_win(self) -> bool:
@@ -70,6 +73,7 @@ def measure_finalists(session: Session) -> Finalist | None:
             "winner" if best else "no-winner",
             candidate_id=shown.candidate.id,
             gates=shown.gates,
+            gate_evidence=shown.evidence,
             attempt_seq=shown.cold.seq,
             claims=_claims(session, shown) if best else None,
         )
@@ -95,7 +99,12 @@ def measure_cold(session: Session, candidate: Candidate, incumbent: Candidate) -
         band=session.band,
         policy=session.policy,
     )
-    return Finalist(candidate=candidate, cold=row, gates={gate.name: gate.text for gate in gates})
+    return Finalist(
+        candidate=candidate,
+        cold=row,
+        gates={gate.name: gate.text for gate in gates},
+        evidence={gate.name: gate.evidence for gate in gates},
+    )
 
 
 def _lower_bound(finalist: Finalist) -> float:

@@ -176,7 +176,7 @@ def _continued(spec: CampaignSpec, shapes: ShapeTable) -> Continued | None:
 
 def _notes(traffic: Traffic, continued: Continued | None) -> list[str]:
     ref = traffic.ref
-    notes = [f"{count} requests are not used: {reason}" for reason, count in ref.dropped.items()]
+    notes = [f"requests of the trace that are not used ({reason}): {count}" for reason, count in ref.dropped.items()]
     if not ref.content_valid:
         notes.append("the traffic has lengths only, so texts are drawn from the bundled corpus")
     if continued:

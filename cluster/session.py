@@ -43,8 +43,7 @@ from verification.policy import Policy
 from verification.verdict import judge
 
 BASELINE_SHARE = 0.15
-"""Of the budget, for measuring baselines."""
-MIN_BASELINE_SECONDS = 5.0
+"""Of the budget: no further baseline is begun beyond it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,8 +152,7 @@ class Session:
             self.view.activity(engine.name, f"baseline {name}")
             rows = self.plan.deployment.shapes.rows
             seed = self.seed_of(f"baseline {name}", 0)
-            left = max(MIN_BASELINE_SECONDS, ends - clock.seconds())
-            found = engine.baseline(name, rows, seed, min(left, self.plan.pace.fast_deadline_seconds))
+            found = engine.baseline(name, rows, seed, self.plan.pace.cold_deadline_seconds)
             self.journal.write("measurement", self._baseline_payload(found))
             self.journal.settle()
             self.view.activity(engine.name, "")

@@ -50,6 +50,13 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [round(step * index, 10) for index in range(start, math.floor(high / step + 1e-9) + 1)]
 
 
+def time_ticks(end_seconds: float, count: int = 9) -> list[float]:
+    """Whole seconds, minutes or hours from 0 to the end."""
+    steps = (1, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
+    step = next((step for step in steps if end_seconds / step <= count), steps[-1])
+    return [float(step * index) for index in range(int(end_seconds // step) + 1)]
+
+
 def progress(
     points: Sequence[Point], steps: Sequence[tuple[float, float]], end_seconds: float, cold: Bar | None
 ) -> str:
@@ -71,7 +78,7 @@ def progress(
         _line(left, y(tick), WIDTH - right, y(tick), GRID) + _text(left - 8, y(tick) + 4, f"{tick:g}×", MUTED, "end")
         for tick in ratios
     ]
-    for tick in nice_ticks(0, end_seconds, 8):
+    for tick in time_ticks(end_seconds):
         parts.append(_text(x(tick), height - bottom + 18, _minutes(tick), MUTED, "middle"))
     parts.append(_line(left, y(1.0), WIDTH - right, y(1.0), MUTED, dash="4 3"))
     parts.append(_text(WIDTH - right + 6, y(1.0) + 4, "as loaded", MUTED))
@@ -165,7 +172,7 @@ def _text(x: float, y: float, text: str, colour: str, anchor: str = "start", *, 
     return f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}" text-anchor="{anchor}" font-weight="{weight}">{escape(text)}</text>'
 
 
-def _short(text: str, limit: int = 36) -> str:
+def _short(text: str, limit: int = 30) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
