@@ -38,7 +38,13 @@ def slot_table(layers: int = 2) -> SlotTable:
 
 def deployment(*, cores: int = 4, concurrency: int = 4, dtype: str = "float32", device: str = "cpu") -> Deployment:
     row = ShapeRow(
-        phase=Phase.DECODE, num_seqs=4, query_tokens=4, context_mean=256, context_max=512, steps_share=1.0, tokens_share=1.0
+        phase=Phase.DECODE,
+        num_seqs=4,
+        query_tokens=4,
+        context_mean=256,
+        context_max=512,
+        steps_share=1.0,
+        tokens_share=1.0,
     )
     return Deployment(
         model=ModelRef(
