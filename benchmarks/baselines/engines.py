@@ -23,6 +23,7 @@ import numpy as np
 from benchmarks.baselines import installs
 from benchmarks.baselines.installs import ROOT, Absent
 from benchmarks.baselines.sweep import POINTS, Point, Row, Tuning, say
+from engines.prepare.store import PACKED_FILE
 from hotpass.records.deployment import ModelRef
 
 ENGINE_SECONDS = 1800
@@ -160,9 +161,19 @@ def _versions_here(_: bool) -> Mapping[str, str]:
 def vllm(model: str, dtype: str) -> Callable[[Models, Effort], Measured]:
     def run(models: Models, effort: Effort) -> Measured:
         python = installs.environment(installs.VLLM, make=False)
-        return _runner(python, "run_vllm", _orders(models, effort, model=getattr(models, model).folder, dtype=dtype))
+        folder = _without_blocks(getattr(models, model), models.folder / f"vllm-{model}")
+        return _runner(python, "run_vllm", _orders(models, effort, model=str(folder), dtype=dtype))
 
     return run
+
+
+def _without_blocks(model: ModelRef, folder: Path) -> Path:
+    """The prepared folder without packed.safetensors: vLLM takes every safetensors file for weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for item in Path(model.folder).iterdir():
+        if item.name != PACKED_FILE and not (folder / item.name).exists():
+            (folder / item.name).symlink_to(item)
+    return folder
 
 
 def openvino(kind: str, precision: str) -> Callable[[Models, Effort], Measured]:

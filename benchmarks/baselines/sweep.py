@@ -85,6 +85,13 @@ def tokens_per_second(point: Point, generate: Generate, seed: int) -> float:
     return point.tokens / (whole - first)
 
 
+def warm_up(point: Point, generate: Generate) -> None:
+    """Once through both calls of a measurement, untimed: allocations, first touches, compilation for the shape."""
+    generate(prompts(point, 0), 1)
+    if point.phase == "decode":
+        generate(prompts(point, 1), 1 + point.steps)
+
+
 def _timed(generate: Generate, tokens: list[list[int]], new_tokens: int) -> float:
     start = time.perf_counter()
     generate(tokens, new_tokens)
@@ -111,7 +118,7 @@ def measure(
         try:
             generate = set_up(tuning)
             for point in points:
-                tokens_per_second(point, generate, 1)  # warm-up: allocations, first-touch, compilation for the shape
+                warm_up(point, generate)
                 swept[point.name].append({"tuning": tuning, "tokens_per_s": tokens_per_second(point, generate, 2)})
         except Exception as error:  # the engine's own errors, whatever they are
             say(f"{tuning}: {type(error).__name__}: {error}")
@@ -124,7 +131,7 @@ def measure(
             continue
         best = max(worked, key=lambda item: item["tokens_per_s"])["tuning"]
         generate = set_up(best)
-        tokens_per_second(point, generate, 3)
+        warm_up(point, generate)
         values = [tokens_per_second(point, generate, 4 + repeat) for repeat in range(repeats)]
         rows.append(Row(point.name, best, values, swept[point.name]))
     return rows
