@@ -70,7 +70,7 @@ class Batch(Protocol):
     slots: torch.Tensor
     """[num_seqs] KV slot of each sequence."""
     phase: str
-    """`decode` when every sequence has one token and a context, `prefill` when none has, `mixed` otherwise."""
+    """`decode` when every sequence makes one token on top of a context, `prefill` when none does (with context or without), else `mixed`."""
     num_seqs: int
     query_tokens: int
     """T."""

@@ -41,7 +41,7 @@ class Batch:
 
 
 def phase_of(contexts: Sequence[int], query_lens: Sequence[int]) -> str:
-    """`decode` when every sequence has one token and a context, `prefill` when none has, else `mixed`."""
+    """`decode` when every sequence makes one token on top of a context, `prefill` when none does, else `mixed`."""
     decoding = sum(query == 1 and context > 0 for context, query in zip(contexts, query_lens, strict=True))
     if decoding == len(query_lens):
         return "decode"
