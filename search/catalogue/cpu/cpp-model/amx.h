@@ -27,7 +27,8 @@ namespace hp {
 constexpr int TERMS = 3;        // of an activation
 constexpr int UNIT = 512;       // bfloat16 values of a tile register: 16 rows of 32
 constexpr int TOGETHER = 4;     // weight tiles that share a panel
-constexpr int CHUNK = 6;        // blocks of columns in a panel, for codes of one term
+constexpr int CHUNK = 4;         // blocks of columns in a panel: with four tiles and 16 rows of x it fits the first cache
+constexpr int ROW_TILES = 8;     // of 16 rows, go through all weights before the next do: their terms stay in the second cache
 
 constexpr int LEAST_ROWS = 5;   // fewer are quicker without the unit
 
@@ -153,7 +154,7 @@ struct Panel {
     int weight_terms = 1;
     const uint16_t* at[TOGETHER][CHUNK];
     __m512 scales[TOGETHER][CHUNK], minima[TOGETHER][CHUNK];
-    alignas(64) uint16_t units[TOGETHER * CHUNK * UNIT];
+    alignas(64) uint16_t units[TOGETHER * CHUNK / 2 * TERMS * UNIT];
 
     // Tiles of different formats, and float32, are taken by their values.
     static bool by_values(const Matrix* const* matrices, int tiles) {
@@ -161,7 +162,7 @@ struct Panel {
             if (matrices[i]->format == F32 || matrices[i]->format != matrices[0]->format) return true;
         return false;
     }
-    static int chunk(bool values) { return values ? CHUNK / TERMS : CHUNK; }
+    static int chunk(bool values) { return values ? CHUNK / 2 : CHUNK; }
 
     void fill(const Matrix* const* matrices, const uint8_t* const* tiles, int count, int64_t begin, int blocks, bool values) {
         const int64_t format = matrices[0]->format;
@@ -184,85 +185,101 @@ struct Panel {
                 scales[i][b] = format == Q4 ? DecodeQ4::scale(tiles[i], from, all, 0) : DecodeQ8::plain_scale(tiles[i], from, all, 0);
                 if (minimum) minima[i][b] = DecodeQ4::minimum(tiles[i], from, all, 0);
             }
-        for (int i = count; i < TOGETHER; i++)  // products of pairs: a missing second is any tile, and is not looked at
-            for (int b = 0; b < blocks; b++) at[i][b] = at[count - 1][b], scales[i][b] = scales[count - 1][b], minima[i][b] = minima[count - 1][b];
+        for (int i = count; i < TOGETHER; i++)  // any tile stands in for a missing one, whose sums nobody reads
+            for (int b = 0; b < blocks; b++) at[i][b] = at[count - 1][b], scales[i][b] = minima[i][b] = _mm512_setzero_ps();
     }
 };
 
-// sums[row][TOGETHER][16] of two weight tiles `first`, `first + 1` += the chunk's products with one tile of rows.
-// Products of two blocks are in flight at once: sums 0, 1 belong to even blocks, 2, 3 to odd ones.
-template <bool SCALED, bool MINIMUM, int WEIGHT_TERMS>
-inline void multiply_pair(const Panel& panel, int first, int count, const uint16_t* x, const float* block_sums, int rows, bool narrow,
-                          float* taken, float* sums) {
-    constexpr int row_step = TOGETHER * TILE;
-    float* out = sums + first * TILE;
-    const auto add_up = [&](const float* from, int tile, int b) __attribute__((always_inline)) {
-        for (int i = 0; i < rows; i++) {
-            float* to = out + i * row_step + (tile - first) * TILE;
-            __m512 total = _mm512_loadu_ps(to);
-            const __m512 part = _mm512_load_ps(from + i * TILE);
-            if constexpr (SCALED) total = _mm512_fmadd_ps(panel.scales[tile][b], part, total);
-            else total = _mm512_add_ps(total, part);
-            if constexpr (MINIMUM) total = _mm512_fmadd_ps(panel.minima[tile][b], _mm512_set1_ps(block_sums[b * 16 + i]), total);
-            _mm512_storeu_ps(to, total);
+// Products with one tile of `ROWS` rows of activations are added to sums[row][TOGETHER][16].
+constexpr int64_t SUM_STEP = TOGETHER * TILE;
+
+// Codes with scales: a block's sums are taken out of the unit, scaled, and added in float32. A product waits some 50 cycles for
+// the one before it in the same register, so four weight tiles take turns, and a block is added up while the next is multiplied.
+template <int ROWS, bool MINIMUM>
+inline void multiply_codes(const Panel& panel, int count, const uint16_t* x, const float* block_sums, bool narrow, float* taken, float* sums) {
+    const auto add_up = [&](int b) __attribute__((always_inline)) {
+        const float* from = taken + b % 2 * TOGETHER * 256;
+#pragma GCC unroll 4
+        for (int n = 0; n < TOGETHER; n++) {
+            const __m512 scale = panel.scales[n][b], minimum = panel.minima[n][b];
+#pragma GCC unroll 16
+            for (int i = 0; i < ROWS; i++) {
+                float* to = sums + i * SUM_STEP + n * TILE;
+                __m512 total = _mm512_fmadd_ps(scale, _mm512_load_ps(from + n * 256 + i * TILE), _mm512_load_ps(to));
+                if constexpr (MINIMUM) total = _mm512_fmadd_ps(minimum, _mm512_set1_ps(block_sums[b * 16 + i]), total);
+                _mm512_store_ps(to, total);
+            }
         }
     };
-#define HP_PRODUCTS(SUM_A, SUM_B, X_TERM, W_TERM, X_REGISTER)                           \
-    _tile_loadd(X_REGISTER, x + (b * TERMS + X_TERM) * UNIT, 64);                       \
-    _tile_dpbf16ps(SUM_A, X_REGISTER, 6);                                               \
-    _tile_dpbf16ps(SUM_B, X_REGISTER, 7);
-#define HP_BLOCK(SUM_A, SUM_B)                                                          \
-    if (SCALED || b < 2) {                                                              \
-        _tile_zero(SUM_A);                                                              \
-        _tile_zero(SUM_B);                                                              \
-    }                                                                                   \
-    _tile_loadd(6, panel.at[first][b], 64);                                             \
-    _tile_loadd(7, panel.at[first + 1][b], 64);                                         \
-    HP_PRODUCTS(SUM_A, SUM_B, 0, 0, 4)                                                  \
-    if (!narrow) {                                                                      \
-        HP_PRODUCTS(SUM_A, SUM_B, 1, 0, 5)                                              \
-        HP_PRODUCTS(SUM_A, SUM_B, 2, 0, 4)                                              \
-        if constexpr (WEIGHT_TERMS == 3) {                                              \
-            _tile_loadd(6, panel.at[first][b] + UNIT, 64);                              \
-            _tile_loadd(7, panel.at[first + 1][b] + UNIT, 64);                          \
-            HP_PRODUCTS(SUM_A, SUM_B, 0, 1, 5)                                          \
-            HP_PRODUCTS(SUM_A, SUM_B, 1, 1, 4)                                          \
-            _tile_loadd(6, panel.at[first][b] + 2 * UNIT, 64);                          \
-            _tile_loadd(7, panel.at[first + 1][b] + 2 * UNIT, 64);                      \
-            HP_PRODUCTS(SUM_A, SUM_B, 0, 2, 5)                                          \
-        }                                                                               \
-    }                                                                                   \
-    if (SCALED || b + 2 >= count) {                                                     \
-        _tile_stored(SUM_A, taken + SUM_A * 256, 64);                                   \
-        _tile_stored(SUM_B, taken + SUM_B * 256, 64);                                   \
-    }
+#define HP_PRODUCTS(TERM)                              \
+    _tile_loadd(4, x + (b * TERMS + TERM) * UNIT, 64); \
+    _tile_loadd(6, panel.at[0][b], 64);                \
+    _tile_dpbf16ps(0, 4, 6);                           \
+    _tile_loadd(7, panel.at[1][b], 64);                \
+    _tile_dpbf16ps(1, 4, 7);                           \
+    _tile_loadd(6, panel.at[2][b], 64);                \
+    _tile_dpbf16ps(2, 4, 6);                           \
+    _tile_loadd(7, panel.at[3][b], 64);                \
+    _tile_dpbf16ps(3, 4, 7);
     for (int b = 0; b < count; b++) {
-        if (b % 2 == 0) {
-            HP_BLOCK(0, 1)
-        } else {
-            HP_BLOCK(2, 3)
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        HP_PRODUCTS(0)
+        if (!narrow) {
+            HP_PRODUCTS(1)
+            HP_PRODUCTS(2)
         }
-        if (!SCALED && b + 2 < count) continue;
-        const int at = b % 2 * 2;
-        add_up(taken + at * 256, first, b);
-        add_up(taken + (at + 1) * 256, first + 1, b);
+        if (b > 0) add_up(b - 1);
+        float* to = taken + b % 2 * TOGETHER * 256;
+        _tile_stored(0, to, 64);
+        _tile_stored(1, to + 256, 64);
+        _tile_stored(2, to + 512, 64);
+        _tile_stored(3, to + 768, 64);
     }
-#undef HP_BLOCK
 #undef HP_PRODUCTS
+    add_up(count - 1);
 }
 
-inline void multiply_pair(const Panel& panel, int first, int count, const uint16_t* x, const float* block_sums, int rows, bool narrow,
-                          float* taken, float* sums) {
-    const auto with = [&](auto scaled, auto minimum, auto terms) {
-        multiply_pair<decltype(scaled)::value, decltype(minimum)::value, decltype(terms)::value>(
-            panel, first, count, x, block_sums, rows, narrow, taken, sums);
-    };
-    using Yes = std::true_type;
-    using No = std::false_type;
-    if (panel.weight_terms == TERMS) with(No{}, No{}, std::integral_constant<int, TERMS>{});
-    else if (!panel.scaled) with(No{}, No{}, std::integral_constant<int, 1>{});
-    else if (panel.minimum) with(Yes{}, Yes{}, std::integral_constant<int, 1>{});
-    else with(Yes{}, No{}, std::integral_constant<int, 1>{});
+// Values: four weight tiles at once, sums stay in the unit for the whole chunk.
+template <int WEIGHT_TERMS>
+inline void multiply_values(const Panel& panel, int count, const uint16_t* x, float* sums) {
+    _tile_loadd(0, sums, SUM_STEP * 4);
+    _tile_loadd(1, sums + TILE, SUM_STEP * 4);
+    _tile_loadd(2, sums + 2 * TILE, SUM_STEP * 4);
+    _tile_loadd(3, sums + 3 * TILE, SUM_STEP * 4);
+    for (int b = 0; b < count; b++)
+#pragma GCC unroll 3
+        for (int w = 0; w < WEIGHT_TERMS; w++)
+#pragma GCC unroll 3
+            for (int t = 0; t < TERMS - w; t++) {
+                _tile_loadd(4, x + (b * TERMS + t) * UNIT, 64);
+                _tile_loadd(6, panel.at[0][b] + w * UNIT, 64);
+                _tile_dpbf16ps(0, 4, 6);
+                _tile_loadd(7, panel.at[1][b] + w * UNIT, 64);
+                _tile_dpbf16ps(1, 4, 7);
+                _tile_loadd(6, panel.at[2][b] + w * UNIT, 64);
+                _tile_dpbf16ps(2, 4, 6);
+                _tile_loadd(7, panel.at[3][b] + w * UNIT, 64);
+                _tile_dpbf16ps(3, 4, 7);
+            }
+    _tile_stored(0, sums, SUM_STEP * 4);
+    _tile_stored(1, sums + TILE, SUM_STEP * 4);
+    _tile_stored(2, sums + 2 * TILE, SUM_STEP * 4);
+    _tile_stored(3, sums + 3 * TILE, SUM_STEP * 4);
+}
+
+// Rows of a tile register for so many rows of activations.
+inline int rows_for(int64_t rows) { return rows <= 8 ? 8 : 16; }
+
+template <int ROWS>
+inline void multiply_tiles(const Panel& panel, int count, const uint16_t* x, const float* block_sums, bool narrow, float* taken,
+                           float* sums) {
+    if (panel.weight_terms == TERMS) return multiply_values<TERMS>(panel, count, x, sums);
+    if (!panel.scaled) return multiply_values<1>(panel, count, x, sums);
+    if (panel.minimum) multiply_codes<ROWS, true>(panel, count, x, block_sums, narrow, taken, sums);
+    else multiply_codes<ROWS, false>(panel, count, x, block_sums, narrow, taken, sums);
 }
 
 }  // namespace hp

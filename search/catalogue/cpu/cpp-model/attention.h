@@ -63,45 +63,90 @@ struct Partial {
     float* values;  // [head_dim]
 };
 
-// One stretch of positions for the G query heads of a KV head. `scores` is scratch, [G][padded count].
-template <class T>
-inline void attend_stretch(const float* query, int heads, int head_dim, const T* keys, const T* values, int64_t step,
-                           int64_t count, float* scores, Partial* partials) {
-    const int64_t padded = (count + TILE - 1) / TILE * TILE;
+// scores[g][0..TILE) for 16 positions: products of each query head with each key, summed across lanes all at once.
+template <class T, int HEADS>
+inline void score_tile(const float* query, int head_dim, const T* keys, int64_t step, int64_t padded, float* scores) {
+#pragma GCC unroll 2
+    for (int half = 0; half < SUBS; half++) {
+        for (int g = 0; g < HEADS; g++) {
+            V sums[LANES];
+#pragma GCC unroll 16
+            for (int p = 0; p < LANES; p++) sums[p] = vload(query + g * head_dim) * vload_kv(keys + (half * LANES + p) * step);
+            for (int d = LANES; d < head_dim; d += LANES) {
+                const V q = vload(query + g * head_dim + d);
+#pragma GCC unroll 16
+                for (int p = 0; p < LANES; p++) sums[p] = vfma(q, vload_kv(keys + (half * LANES + p) * step + d), sums[p]);
+            }
+            vstore(scores + g * padded + half * LANES, vsums(sums));
+        }
+    }
+}
+
+// values[g][d] = Σ_p scores[g][p] · value[p][d] for HEADS heads and DIMS vectors of dimensions: each value is read once.
+template <class T, int HEADS, int DIMS>
+inline void weigh_values(const float* scores, int64_t padded, const T* values, int64_t step, int64_t count, const Partial* partials, int dim) {
+    V sums[HEADS][DIMS];
+#pragma GCC unroll 4
+    for (int g = 0; g < HEADS; g++)
+#pragma GCC unroll 4
+        for (int d = 0; d < DIMS; d++) sums[g][d] = vzero();
     for (int64_t p = 0; p < count; p++) {
-        const T* key = keys + p * step;
-        for (int g = 0; g < heads; g++) {
+#pragma GCC unroll 4
+        for (int d = 0; d < DIMS; d++) {
+            const V value = vload_kv(values + p * step + d * LANES);
+#pragma GCC unroll 4
+            for (int g = 0; g < HEADS; g++) sums[g][d] = vfma(vset(scores[g * padded + p]), value, sums[g][d]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int g = 0; g < HEADS; g++)
+#pragma GCC unroll 4
+        for (int d = 0; d < DIMS; d++) vstore(partials[g].values + dim + d * LANES, sums[g][d]);
+}
+
+// exp(score - maximum) in place, for one head; scores past `count` get no weight.
+inline void soften(float* scores, int64_t count, int64_t padded, const Partial& partial) {
+    for (int64_t p = count; p < padded; p++) scores[p] = -1e30f;
+    V highest = vload(scores);
+    for (int64_t p = LANES; p < padded; p += LANES) highest = vmax(highest, vload(scores + p));
+    *partial.maximum = vhighest(highest);
+    V sum = vzero();
+    for (int64_t p = 0; p < padded; p += LANES) {
+        const V weight = vexp(vload(scores + p) - vset(*partial.maximum));
+        vstore(scores + p, weight);
+        sum = sum + weight;
+    }
+    *partial.sum = vsum(sum);
+}
+
+template <class T, int HEADS>
+inline void attend_heads(const float* query, int head_dim, const T* keys, const T* values, int64_t step, int64_t count, float* scores,
+                         const Partial* partials) {
+    const int64_t padded = (count + TILE - 1) / TILE * TILE;
+    int64_t p = 0;
+    for (; p + TILE <= count; p += TILE) score_tile<T, HEADS>(query, head_dim, keys + p * step, step, padded, scores + p);
+    for (; p < count; p++)
+        for (int g = 0; g < HEADS; g++) {
             V sum = vzero();
-            for (int d = 0; d < head_dim; d += LANES) sum = vfma(vload(query + g * head_dim + d), vload_kv(key + d), sum);
+            for (int d = 0; d < head_dim; d += LANES) sum = vfma(vload(query + g * head_dim + d), vload_kv(keys + p * step + d), sum);
             scores[g * padded + p] = vsum(sum);
         }
-    }
-    for (int g = 0; g < heads; g++) {
-        float* s = scores + g * padded;
-        for (int64_t p = count; p < padded; p++) s[p] = -1e30f;
-        V highest = vload(s);
-        for (int64_t p = LANES; p < padded; p += LANES) highest = vmax(highest, vload(s + p));
-        const float maximum = vhighest(highest);
-        V sum = vzero();
-        for (int64_t p = 0; p < padded; p += LANES) {
-            const V weight = vexp(vload(s + p) - vset(maximum));
-            vstore(s + p, weight);
-            sum = sum + weight;
-        }
-        *partials[g].maximum = maximum;
-        *partials[g].sum = vsum(sum);
-    }
-    for (int g = 0; g < heads; g++)
-        for (int d = 0; d < head_dim; d += LANES) {
-            V sum[4] = {vzero(), vzero(), vzero(), vzero()};
-            const float* s = scores + g * padded;
-            int64_t p = 0;
-            for (; p + 4 <= count; p += 4)
-#pragma GCC unroll 4
-                for (int c = 0; c < 4; c++) sum[c] = vfma(vset(s[p + c]), vload_kv(values + (p + c) * step + d), sum[c]);
-            for (; p < count; p++) sum[0] = vfma(vset(s[p]), vload_kv(values + p * step + d), sum[0]);
-            vstore(partials[g].values + d, (sum[0] + sum[1]) + (sum[2] + sum[3]));
-        }
+    for (int g = 0; g < HEADS; g++) soften(scores + g * padded, count, padded, partials[g]);
+    int dim = 0;
+    for (; dim + 4 * LANES <= head_dim; dim += 4 * LANES)
+        weigh_values<T, HEADS, 4>(scores, padded, values + dim, step, count, partials, dim);
+    for (; dim < head_dim; dim += LANES) weigh_values<T, HEADS, 1>(scores, padded, values + dim, step, count, partials, dim);
+}
+
+// One stretch of positions for the query heads of a KV head, three at a time (12 sums and their operands fit in 16 registers).
+// `scores` is scratch: three times the count, rounded up to whole tiles.
+template <class T>
+inline void attend_stretch(const float* query, int heads, int head_dim, const T* keys, const T* values, int64_t step,
+                           int64_t count, float* scores, const Partial* partials) {
+    int g = 0;
+    for (; g + 3 <= heads; g += 3) attend_heads<T, 3>(query + g * head_dim, head_dim, keys, values, step, count, scores, partials + g);
+    if (heads - g == 2) attend_heads<T, 2>(query + g * head_dim, head_dim, keys, values, step, count, scores, partials + g);
+    if (heads - g == 1) attend_heads<T, 1>(query + g * head_dim, head_dim, keys, values, step, count, scores, partials + g);
 }
 
 constexpr int KEYS = 64;  // positions between two updates of the running softmax

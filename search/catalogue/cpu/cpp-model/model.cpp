@@ -75,7 +75,7 @@ class Model {
             own.scales.resize(static_cast<size_t>(2 * widest_ / BLOCK * FEW));
             own.bias.resize(static_cast<size_t>(widest_ / BLOCK * FEW));
             own.attention.resize(static_cast<size_t>(
-                std::max(d_.heads / d_.kv_heads * (d_.positions + TILE), lanes_scratch(static_cast<int>(d_.head_dim)))));
+                std::max(3 * (d_.positions + TILE), lanes_scratch(static_cast<int>(d_.head_dim)))));
         }
     }
 
@@ -122,7 +122,7 @@ class Model {
         terms_.reserve(row_tiles, widest_);
         for (Own& own : own_) {
             own.terms.reserve(1, widest_);
-            own.products.resize(static_cast<size_t>(row_tiles * 16 * TOGETHER * TILE));
+            own.products.resize(static_cast<size_t>(ROW_TILES * 16 * SUM_STEP));
         }
 #endif
     }
@@ -135,7 +135,7 @@ class Model {
 
     void forward(int thread) {
 #if HP_AMX
-        if (on_matrix_unit(b_.num_tokens)) configure_tiles(static_cast<int>(std::min<int64_t>(b_.num_tokens, 16)));
+        if (on_matrix_unit(b_.num_tokens)) configure_tiles(rows_for(b_.num_tokens));
 #endif
         compute(thread);
 #if HP_AMX
@@ -163,7 +163,7 @@ class Model {
             team_.barrier();
         }
 #if HP_AMX
-        if (on_matrix_unit(b_.num_seqs)) configure_tiles(static_cast<int>(std::min<int64_t>(b_.num_seqs, 16)));
+        if (on_matrix_unit(b_.num_seqs)) configure_tiles(rows_for(b_.num_seqs));
 #endif
         logits(thread);
     }
@@ -252,34 +252,45 @@ class Model {
         split_rows(x.data, tokens, x.columns, shared ? from(row_tiles, thread) : 0, shared ? from(row_tiles, thread + 1) : 1,
                    d_.narrow, terms.values.data(), terms.sums.data());
         if (shared) team_.barrier();
-        alignas(64) float taken[4 * 256];
-        constexpr int64_t step = TOGETHER * TILE;
-        for (int64_t unit = begin; unit < end; unit += TOGETHER) {
-            const int count = static_cast<int>(std::min<int64_t>(TOGETHER, end - unit));
-            const Matrix* matrices[TOGETHER];
-            const uint8_t* tiles[TOGETHER];
-            for (int i = 0; i < count; i++) {
-                const Place place = at(unit + i);
-                matrices[i] = place.matrix;
-                tiles[i] = place.matrix->tile(place.tile);
-            }
-            const bool values = Panel::by_values(matrices, count);
-            float* sums = own.products.data();
-            std::fill(sums, sums + row_tiles * 16 * step, 0.0f);
-            for (int64_t b = 0; b < blocks; b += Panel::chunk(values)) {
-                const int chunk = static_cast<int>(std::min<int64_t>(Panel::chunk(values), blocks - b));
-                own.panel->fill(matrices, tiles, count, b, chunk, values);
-                for (int64_t tile = 0; tile < row_tiles; tile++)
-                    for (int first = 0; first < count; first += 2)
-                        multiply_pair(*own.panel, first, chunk, terms.values.data() + (tile * blocks + b) * TERMS * UNIT,
-                                      terms.sums.data() + (tile * blocks + b) * 16, static_cast<int>(std::min<int64_t>(tokens, 16)),
-                                      d_.narrow && own.panel->scaled, taken, sums + tile * 16 * step);
-            }
-            for (int first = 0; first < count; first += 2)
-                emit(unit + first, 0, static_cast<int>(tokens), sums + first * TILE, first + 1 < count ? sums + (first + 1) * TILE : nullptr,
-                     static_cast<int>(step));
-        }
+        for (int64_t first = 0; first < row_tiles; first += ROW_TILES)
+            for (int64_t unit = begin; unit < end; unit += TOGETHER)
+                products_of_panel(own, tokens, blocks, terms, first, std::min<int64_t>(ROW_TILES, row_tiles - first), unit,
+                                  static_cast<int>(std::min<int64_t>(TOGETHER, end - unit)), at, emit);
         if (shared) team_.barrier();  // the terms are written anew for the next product
+    }
+
+    // `count` tiles from `unit` on, with row tiles [first, first + row_tiles).
+    template <class At, class Emit>
+    void products_of_panel(Own& own, int64_t tokens, int64_t blocks, const Terms& terms, int64_t first, int64_t row_tiles, int64_t unit,
+                           int count, At&& at, Emit&& emit) {
+        const Matrix* matrices[TOGETHER];
+        const uint8_t* tiles[TOGETHER];
+        for (int i = 0; i < count; i++) {
+            const Place place = at(unit + i);
+            matrices[i] = place.matrix;
+            tiles[i] = place.matrix->tile(place.tile);
+        }
+        const bool values = Panel::by_values(matrices, count);
+        float* sums = own.products.data();
+        std::fill(sums, sums + row_tiles * 16 * SUM_STEP, 0.0f);
+        alignas(64) float taken[2 * TOGETHER * 256];
+        for (int64_t b = 0; b < blocks; b += Panel::chunk(values)) {
+            const int chunk = static_cast<int>(std::min<int64_t>(Panel::chunk(values), blocks - b));
+            own.panel->fill(matrices, tiles, count, b, chunk, values);
+            const bool narrow = d_.narrow && own.panel->scaled;
+            for (int64_t tile = 0; tile < row_tiles; tile++) {
+                const int64_t block = (first + tile) * blocks + b;
+                const uint16_t* x = terms.values.data() + block * TERMS * UNIT;
+                const float* block_sums = terms.sums.data() + block * 16;
+                float* to = sums + tile * 16 * SUM_STEP;
+                if (rows_for(tokens) == 8) multiply_tiles<8>(*own.panel, chunk, x, block_sums, narrow, taken, to);
+                else multiply_tiles<16>(*own.panel, chunk, x, block_sums, narrow, taken, to);
+            }
+        }
+        const int64_t token = first * 16;
+        for (int i = 0; i < count; i += 2)
+            emit(unit + i, token, static_cast<int>(std::min(row_tiles * 16, tokens - token)), sums + i * TILE,
+                 i + 1 < count ? sums + (i + 1) * TILE : nullptr, static_cast<int>(SUM_STEP));
     }
 #else
     static bool on_matrix_unit(int64_t) { return false; }

@@ -31,6 +31,22 @@ HP_INLINE V vfma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
 HP_INLINE V vmax(V a, V b) { return _mm512_max_ps(a, b); }
 HP_INLINE float vsum(V x) { return _mm512_reduce_add_ps(x); }
 HP_INLINE float vhighest(V x) { return _mm512_reduce_max_ps(x); }
+// Lane i is the sum of x[i]: each step adds neighbours and puts two vectors into one, by doubles, quads and so on.
+HP_INLINE V vsums(const V* x) {
+    V two[8], four[4];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++)
+        two[i] = _mm512_add_ps(_mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]), _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]));
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        const __m512d a = _mm512_castps_pd(two[2 * i]), b = _mm512_castps_pd(two[2 * i + 1]);
+        four[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    }
+    // each 128-bit part of four[i] has a quarter of the sums of x[4i..4i+3]
+    const V a = _mm512_add_ps(_mm512_shuffle_f32x4(four[0], four[1], 0x88), _mm512_shuffle_f32x4(four[0], four[1], 0xdd));
+    const V b = _mm512_add_ps(_mm512_shuffle_f32x4(four[2], four[3], 0x88), _mm512_shuffle_f32x4(four[2], four[3], 0xdd));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
 HP_INLINE I iload(const void* p) { return _mm512_loadu_si512(p); }
 HP_INLINE V vhalf(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 HP_INLINE V vbf16(const uint16_t* p) {
@@ -81,6 +97,12 @@ HP_INLINE float vhighest(V x) {
     s = _mm_max_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
 }
+// Lane i is the sum of x[i].
+HP_INLINE V vsums(const V* x) {
+    const V a = _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
+    const V b = _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
+    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
 HP_INLINE I iload(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 HP_INLINE V vhalf(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 HP_INLINE V vbf16(const uint16_t* p) {
@@ -123,6 +145,7 @@ HP_INLINE V vfma(V a, V b, V c) { return a * b + c; }
 HP_INLINE V vmax(V a, V b) { return a > b ? a : b; }
 HP_INLINE float vsum(V x) { float s = 0; for (int i = 0; i < LANES; i++) s += x[i]; return s; }
 HP_INLINE float vhighest(V x) { float s = x[0]; for (int i = 1; i < LANES; i++) s = x[i] > s ? x[i] : s; return s; }
+HP_INLINE V vsums(const V* x) { V s; for (int i = 0; i < LANES; i++) s[i] = vsum(x[i]); return s; }  // lane i: the sum of x[i]
 HP_INLINE I iload(const void* p) { I x; std::memcpy(&x, p, sizeof x); return x; }
 HP_INLINE float half_to_float(uint16_t h) {
     const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, exponent = (h >> 10) & 31, fraction = h & 1023;
