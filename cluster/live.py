@@ -44,7 +44,8 @@ def span(estimate: Estimate | None) -> str:
     """`1.42 × [1.40, 1.45]`, and its kind when it was not measured."""
     if estimate is None:
         return "-"
-    text = f"{estimate.value:.2f} × [{estimate.low:.2f}, {estimate.high:.2f}]"
+    high = f"{estimate.high:.2f}" if estimate.high < 1000 else "∞"
+    text = f"{estimate.value:.2f} × [{estimate.low:.2f}, {high}]"
     return text if estimate.kind == "measured" else f"{text} {estimate.kind}"
 
 

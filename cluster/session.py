@@ -20,7 +20,8 @@ from cluster.plan import Plan
 from cluster.ports import EnginePort, View
 from cluster.state import AttemptRow, chain
 from hotpass.canonical import content_hash
-from hotpass.errors import MachineError
+from hotpass.decode import json_safe
+from hotpass.errors import InputError, MachineError
 from hotpass.records.candidate import AS_LOADED, Candidate, Numerics
 from hotpass.records.measurement import (
     Assignment,
@@ -129,7 +130,27 @@ class Session:
             self.ended()
             raise MachineError(f"the deployment as loaded cannot be measured: {_why(measured.result)}")
         self.band = calibrate(noise, loaded, self.plan.deployment.model.dtype, self.policy)
+        self._refuse_another_environment(measured.result)
         self.settle(order, measured)
+
+    def _refuse_another_environment(self, result: MeasureResult) -> None:
+        """Attempts of a resumed campaign are chained to earlier ones, so both must come from equal environments."""
+        own = [row.assignment for row in self.state.attempts if row.attempt.purpose is Purpose.AA]
+        earlier = [self.state.results[number].get("environment") for number in own if number in self.state.results]
+        now = json_safe(result.environment)
+        if not earlier or earlier[-1] == now:
+            return
+        self.ended()
+        known = dict(earlier[-1] or {})
+        differing = [
+            f"{name} {known.get(name)} then, {value} now" for name, value in now.items() if known.get(name) != value
+        ]
+        raise InputError(
+            "campaign",
+            self.plan.campaign,
+            f"was measured in another environment ({'; '.join(differing)[:300]})",
+            "resume it where it began, or start a new one with --continue",
+        )
 
     def measure_own(self) -> AttemptRow:
         """As loaded against itself, again."""

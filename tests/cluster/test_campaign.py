@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,16 @@ from engines.fake import FakeEngine
 from hotpass.errors import InputError, MachineError
 from hotpass.records.candidate import AS_LOADED, Candidate
 from hotpass.records.deployment import Deployment
-from hotpass.records.measurement import Failure, FailureKind, OutputCheck, Purpose, Tier, Verdict
+from hotpass.records.measurement import (
+    Assignment,
+    Failure,
+    FailureKind,
+    MeasureResult,
+    OutputCheck,
+    Purpose,
+    Tier,
+    Verdict,
+)
 from tests.cluster.campaigns import fake, machines_with, make_plan, make_running, part
 
 KEYS = {"schema", "campaign", "deployment", "attempts", "attempts_per_hour", "best", "gates", "verdict"}
@@ -308,3 +318,16 @@ def test_a_deployment_that_cannot_be_measured_is_a_machine_error(tmp_path: Path)
 
     with pytest.raises(MachineError, match="the deployment as loaded cannot be measured: SIGBUS"):
         run_campaign(make_running(tmp_path / "c", engine=lambda: Mute("fake-0", behaviour=fails)))
+
+
+def test_a_campaign_is_not_resumed_in_another_environment(tmp_path: Path) -> None:
+    """Threads or versions that differ make measurements that cannot be chained."""
+
+    class Elsewhere(FakeEngine):
+        def measure(self, assignment: Assignment) -> MeasureResult:
+            result = super().measure(assignment)
+            return replace(result, environment=replace(result.environment, threads=4))
+
+    interrupted_campaign(tmp_path / "c")
+    with pytest.raises(InputError, match="was measured in another environment \\(threads 1 then, 4 now\\)"):
+        run_campaign(make_running(tmp_path / "c", engine=lambda: Elsewhere("fake-0")))

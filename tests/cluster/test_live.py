@@ -31,6 +31,7 @@ def test_a_number_that_was_not_measured_says_so() -> None:
     estimate = Estimate(value=1.5, low=1.4, high=1.6)
     assert span(estimate) == "1.50 × [1.40, 1.60]"
     assert span(Estimate(value=1.5, low=1.4, high=1.6, kind="simulated")).endswith("simulated")
+    assert span(Estimate(value=1.5, low=0.0, high=5e21)) == "1.50 × [0.00, ∞]"
     assert span(None) == "-"
 
 
