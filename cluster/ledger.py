@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.events import Event, EventReader, writer_of
 from cluster.passes import EVENTS, PASSES, PassWriter
-from cluster.runs import NOTE, CampaignFacts, RunContent, Story, prepared_view, result_metrics
+from cluster.runs import NOTE, CampaignFacts, RunContent, Story, prepared_views, result_metrics
 from cluster.tracking import one_line, resolve_uri, use_write_ahead_log
 from hotpass.errors import InputError, MachineError
 
@@ -39,9 +39,8 @@ MAX_PARAM, MAX_TAG = 500, 2000
 MIRRORED = "mirrored_seq"
 """Tag of the campaign's run: events up to this one are mirrored."""
 UPLOADED = "passes_mirrored_seq"
-VIEW = "hotpass"
-"""Key of the prepared view: `?viewStateShareKey=` in the address of the experiment."""
-VIEW_TAG = f"mlflow.sharedViewState.{VIEW}"
+VIEW_TAG = "mlflow.sharedViewState."
+"""MLflow keeps shared states of its table of runs as tags of the experiment, under this and a key."""
 LAST_FILES = ("result.json", "report.html")
 
 
@@ -147,6 +146,8 @@ class Mirror:
         if not found:
             client.set_experiment_tag(experiment, "mlflow.note.content", NOTE)
             client.set_experiment_tag(experiment, "mlflow.experimentKind", "custom_model_development")
+            for key, state in prepared_views().items():
+                client.set_experiment_tag(experiment, f"{VIEW_TAG}{key}", json.dumps(state))
             use_write_ahead_log(self.tracking_uri)
         where = f"tags.campaign_id = '{self.facts.campaign_id}' and tags.role = 'campaign'"
         runs = client.search_runs([experiment], where, max_results=1)
@@ -157,17 +158,9 @@ class Mirror:
             parent, tags = self._make_parent(client, experiment), {}
         self._mirrored, self._uploaded = int(tags.get(MIRRORED, 0)), int(tags.get(UPLOADED, 0))
         self._client, self._experiment = client, experiment
-        self._prepare_view(parent)
         if runs:
             self._reconcile(parent)
         self._parent = parent
-
-    def _prepare_view(self, parent: str) -> None:
-        """What `hotpass ui` opens: MLflow keeps shared states of its table as tags of the experiment."""
-        tags = self._client.get_experiment(self._experiment).tags
-        state = json.loads(tags.get(VIEW_TAG, "{}"))
-        state = prepared_view([*state.get("runsExpanded", {}), parent])
-        self._client.set_experiment_tag(self._experiment, VIEW_TAG, json.dumps(state))
 
     def _make_parent(self, client: Any, experiment: str) -> str:
         tags = {

@@ -22,9 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from cluster.ledger import VIEW, catch_up
+from cluster.ledger import catch_up
 from cluster.plan import read_plan
-from cluster.runs import facts_of
+from cluster.runs import ATTEMPTS_VIEW, CAMPAIGNS_VIEW, facts_of
 from hotpass.errors import InputError, MachineError
 
 START_SECONDS = 180.0
@@ -39,7 +39,9 @@ class UiServer:
 
     def __init__(self, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
         self.url = url
-        """Address of the campaign's table of runs."""
+        """Address of the table of attempts, fastest first."""
+        self.campaign_url = url
+        """Address of the campaign's own charts."""
         self.log = log
         self._process = process
 
@@ -100,8 +102,10 @@ def start_ui(folder: Path, *, port: int = 0, host: str = "127.0.0.1") -> UiServe
     except BaseException:
         server.close()
         raise
-    page = f"/#/experiments/{experiment}/runs?viewStateShareKey={VIEW}" if experiment else ""
-    server.url = f"http://{host}:{port}{page}"
+    server.url = server.campaign_url = f"http://{host}:{port}"
+    if experiment:
+        runs = f"{server.url}/#/experiments/{experiment}/runs?viewStateShareKey="
+        server.url, server.campaign_url = f"{runs}{ATTEMPTS_VIEW}", f"{runs}{CAMPAIGNS_VIEW}&compareRunsMode=CHART"
     return server
 
 
@@ -116,7 +120,7 @@ def serve_ui(folder: Path, *, port: int = 0, say: Callable[[str], None] = print)
     say(f"starting MLflow on {Path(folder).resolve()} …")
     catch_up(Path(folder), facts_of(plan))
     with start_ui(folder, port=port) as server:
-        say(f"MLflow is ready: {server.url}   (Ctrl-C ends it)")
+        say(f"MLflow is ready (Ctrl-C ends it)\n  attempts  {server.url}\n  campaign  {server.campaign_url}")
         try:
             return server.wait()
         except KeyboardInterrupt:

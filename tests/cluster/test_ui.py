@@ -50,7 +50,7 @@ def test_the_ui_answers_under_every_name_it_allows_and_leaves_nothing_behind(tmp
         port = address.rsplit(":", 1)[1]
         group = os.getpgid(server._process.pid)
         assert group == server._process.pid != os.getpgid(0), "a process group of its own"
-        assert page == "/experiments/1/runs?viewStateShareKey=hotpass"
+        assert page == "/experiments/1/runs?viewStateShareKey=hotpass-attempts"
         assert b"<html" in fetch(f"{address}/", f"127.0.0.1:{port}").lower()
         for name in (f"127.0.0.1:{port}", f"localhost:{port}"):
             body = {"experiment_ids": ["1"], "filter": "tags.role = 'campaign'"}
