@@ -42,7 +42,7 @@ class Child:
         self.alive = True
         self.phases_ms: dict[str, float] = {"fork": self._forked.fork_ms}
         hello = self._reply(time.monotonic() + 60.0)
-        self.facts: Mapping[str, str] = {"network": str(hello.body["network"])}
+        self.facts: Mapping[str, str] = {name: str(hello.body[name]) for name in ("network", "unconfined")}
 
     def __enter__(self) -> Child:
         return self

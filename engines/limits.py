@@ -34,6 +34,8 @@ class ChildLimits:
     """Of stdout and stderr together; what is written beyond that is lost."""
     network: bool = False
     """False: a network namespace of its own, without any interface up."""
+    confined: bool = True
+    """Writes only below its folder, and no view of other processes' memory (`engines.confine`)."""
 
 
 def apply_limits(limits: ChildLimits) -> None:

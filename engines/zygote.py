@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from engines.confine import confine
 from engines.launch import Launched
 from engines.limits import (
     CappedOutput,
@@ -283,7 +284,10 @@ def _become_child(zygote: int, program: str, limits: ChildLimits, folder: Path, 
         sys.stdout, sys.stderr = CappedOutput(sys.__stdout__), CappedOutput(sys.__stderr__)  # type: ignore[arg-type]
         os.chdir(folder)
         replace_environment({**os.environ, **_home(folder)})
-        facts = {"network": "open" if limits.network else leave_network() or "none"}
+        facts = {
+            "network": "open" if limits.network else leave_network() or "none",
+            "unconfined": (confine(folder) or "nothing") if limits.confined else "files, memory, signals",
+        }
         apply_limits(limits)
         from engines.child import run_child
 

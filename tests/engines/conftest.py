@@ -64,7 +64,7 @@ def deployment(tiny_model: ModelRef) -> Deployment:
     )
 
 
-def toy_engine(**options: object) -> DecoderEngine:
+def toy_engine(*, limits: ChildLimits | None = None, **options: object) -> DecoderEngine:
     """Not loaded yet."""
     return DecoderEngine(
         "toy",
@@ -74,7 +74,7 @@ def toy_engine(**options: object) -> DecoderEngine:
         window_ms=2.0,
         aa_seconds=0.05,
         pool_sets=4,
-        limits=ChildLimits(memory_bytes=MEMORY_LIMIT),
+        limits=limits or ChildLimits(memory_bytes=MEMORY_LIMIT),
         requests=_requests,
         **options,  # type: ignore[arg-type]
     )

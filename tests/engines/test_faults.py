@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
 from engines.decoder_engine import DecoderEngine
+from engines.limits import ChildLimits
 from engines.program import CandidateFailed
 from hotpass.records.deployment import Deployment
-from hotpass.records.measurement import FailureKind, Side
-from tests.engines.conftest import MEMORY_LIMIT, assignment, candidate
+from hotpass.records.measurement import FailureKind, Side, Tier
+from tests.engines.conftest import MEMORY_LIMIT, assignment, candidate, toy_engine
 
 HONEST = candidate("return reference(tokens, summaries)")
 
@@ -130,18 +130,17 @@ def test_a_forged_reply_is_a_broken_protocol(
     served_again(toy, deployment, keeper)
 
 
-def test_processes_that_leave_the_group_are_ended(toy: DecoderEngine, deployment: Deployment, tmp_path: Path) -> None:
-    note = tmp_path / "pid"
+def test_processes_that_leave_the_group_are_ended(toy: DecoderEngine, deployment: Deployment) -> None:
     body = (
         "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
-        f"        open({str(note)!r}, 'w').write(str(os.getpid()))\n        time.sleep(600)\n    os._exit(0)\n"
-        f"while not os.path.exists({str(note)!r}) or not open({str(note)!r}).read(): time.sleep(0.01)\nos._exit(1)"
+        "        print(os.getpid())\n        open('done', 'w').close()\n        time.sleep(600)\n    os._exit(0)\n"
+        "while not os.path.exists('done'): time.sleep(0.01)\nos._exit(1)"
     )
     result = toy.measure(assignment(deployment, candidate(body)))
     assert result.failure is not None
     assert "status 1" in result.failure.message
     with pytest.raises(ProcessLookupError):
-        os.kill(int(note.read_text()), 0)
+        os.kill(int(result.failure.detail), 0)
 
 
 def test_residue_replaces_the_child(toy: DecoderEngine, deployment: Deployment) -> None:
@@ -177,13 +176,49 @@ def test_weights_that_were_mapped_over_are_noticed(toy: DecoderEngine, deploymen
     assert toy.verify_weights()
 
 
-def test_killing_the_zygote_costs_a_zygote_and_not_the_weights(toy: DecoderEngine, deployment: Deployment) -> None:
-    keeper, zygote = toy._loaded.keeper.pid, toy._loaded.zygote.pid
-    result = toy.measure(assignment(deployment, candidate("os.kill(os.getppid(), 9)\ntime.sleep(60)")))
+KILLS_THE_ZYGOTE = candidate("os.kill(os.getppid(), 9)\ntime.sleep(60)")
+
+
+def test_killing_the_zygote_costs_a_zygote_and_not_the_weights(deployment: Deployment) -> None:
+    with toy_engine(limits=ChildLimits(confined=False)) as engine:
+        engine.load(deployment, Tier.FAST)
+        keeper, zygote = engine._loaded.keeper.pid, engine._loaded.zygote.pid
+        result = engine.measure(assignment(deployment, KILLS_THE_ZYGOTE))
+        assert result.failure is not None
+        assert result.failure.kind is FailureKind.CRASH
+        assert engine._loaded.zygote.pid != zygote
+        served_again(engine, deployment, keeper)
+
+
+CONFINED = {
+    "signals": (KILLS_THE_ZYGOTE, "PermissionError"),
+    "files": (candidate(f"open({__file__!r}, 'ab')"), "PermissionError"),
+    "removal": (candidate(f"os.rename({__file__!r}, 'mine')"), "Error"),
+    "creation": (candidate("open('/tmp/hotpass-planted', 'x')"), "PermissionError"),
+    "memory": (candidate("open(f'/proc/{os.getppid()}/mem', 'rb')"), "PermissionError"),
+}
+
+
+@pytest.mark.parametrize("reach", CONFINED)
+def test_what_is_not_the_childs_is_out_of_its_reach(reach: str, toy: DecoderEngine, deployment: Deployment) -> None:
+    if toy.facts["unconfined"] != "nothing":
+        pytest.skip(f"this kernel does not confine {toy.facts['unconfined']}")
+    part, message = CONFINED[reach]
+    zygote = toy._loaded.zygote.pid
+    result = toy.measure(assignment(deployment, part))
     assert result.failure is not None
-    assert result.failure.kind is FailureKind.CRASH
-    assert toy._loaded.zygote.pid != zygote
-    served_again(toy, deployment, keeper)
+    assert result.failure.kind is FailureKind.EXCEPTION
+    assert message in result.failure.message
+    assert toy._loaded.zygote.pid == zygote
+
+
+def test_a_child_may_write_in_its_folder_and_to_devices(toy: DecoderEngine, deployment: Deployment) -> None:
+    body = (
+        "os.makedirs('a/b', exist_ok=True)\nopen('a/b/c', 'w').write('x')\nos.replace('a/b/c', 'a/c')\n"
+        "open('/dev/null', 'w').write('x')\nopen('/proc/self/comm', 'w').write('part')\n"
+        "return reference(tokens, summaries)"
+    )
+    assert toy.measure(assignment(deployment, candidate(body))).failure is None
 
 
 def test_an_install_that_fails_raises_and_leaves_the_engine_usable(toy: DecoderEngine, deployment: Deployment) -> None:
