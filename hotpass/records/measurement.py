@@ -116,7 +116,8 @@ class MeasuredBlock:
     candidate_ms: tuple[float, float]
     steps_per_window: int
     child_clock_ratio: float
-    """Child's time over judge's time, the worst of the four windows; near 1 unless somebody lies."""
+    """Child's time over judge's time: of each side the window nearer to 1, and of these the worse. Near 1 unless somebody lies: a
+    hiccup of the machine hits one window, a lie both."""
     layers: int
     """Depth of the model that this block ran (fast tier: that of the cut)."""
 
@@ -168,7 +169,8 @@ class OutputCheck:
 
     row: ShapeRow
     against: str
-    """`reference` (the file's own values in fp32, other process) or `incumbent` (the same inputs, same block)."""
+    """`reference` (the file's own values in fp32, other process), `incumbent` or `loaded` (the same inputs), or `kv`: what as loaded
+    answers on the KV that the candidate left, held against the candidate's own last answer."""
     max_abs: float
     """Largest absolute difference; infinity when either side has a non-finite value."""
     rms: float
@@ -187,6 +189,21 @@ class OutputCheck:
     argmax_clear_agree: int
     kl_mean: float
     """Mean KL divergence of softmax(reference) to softmax(candidate), nats."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenCheck:
+    """Tokens that a candidate served in replays, held against the reference's logits at the same places."""
+
+    regrets: tuple[float, ...]
+    """For each token checked, how far its logit by the reference lies below the reference's largest; 0 where they agree."""
+    reference_rms: float
+    """Root mean square of those reference logits about their row mean."""
+
+    @property
+    def agree(self) -> int:
+        """Tokens that are the reference's own choice."""
+        return sum(regret == 0.0 for regret in self.regrets)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,6 +264,8 @@ class MeasureResult:
     blocks: tuple[MeasuredBlock, ...] = ()
     replays: tuple[MeasuredReplay, ...] = ()
     checks: tuple[OutputCheck, ...] = ()
+    tokens: TokenCheck | None = None
+    """Of the slow tier; None where no replay of the candidate was finished, or nothing was replayed."""
     activation: Mapping[str, int] = field(default_factory=dict)
     """Slot → calls of a part of the candidate in timed windows; every claimed slot is a key, 0 means never ran."""
     reloads: tuple[ReloadReport, ...] = ()
