@@ -52,6 +52,8 @@ class PartDeclaration:
     device: str = "any"
     requires: tuple[str, ...] = ()
     """What the deployment must have: `packed:Q4_1`, `isa:avx2`, `compiler`, `family:llama`; checked before proposing."""
+    requires_when: Mapping[str, str] = field(default_factory=dict)
+    """`"weights_as=gguf"` → a term as in `requires`, needed only with that parameter value."""
     native: Mapping[str, str] = field(default_factory=dict)
     """Library name → C++ file beside part.py."""
     native_flags: tuple[str, ...] = ()
@@ -80,6 +82,11 @@ class PartDeclaration:
             bound[name] = value
         return PartUse(source=source, params=bound)
 
+    def required_with(self, params: Mapping[str, Value]) -> tuple[str, ...]:
+        """Terms that these parameter values need beyond `requires`."""
+        facts = {f"{name}={_spelled(value)}" for name, value in params.items()}
+        return tuple(term for condition, term in self.requires_when.items() if condition in facts)
+
     def numerics_of(self, params: Mapping[str, Value], dtype: str) -> Numerics:
         """The class of this part with these parameters on a deployment of that dtype: the widest that applies."""
         facts = {f"{name}={_spelled(value)}" for name, value in params.items()} | {f"dtype={dtype}"}
@@ -104,6 +111,7 @@ def part(
     reload: str = "hot",
     device: str = "any",
     requires: Sequence[str] = (),
+    requires_when: Mapping[str, str] | None = None,
     native: Mapping[str, str] | None = None,
     native_flags: Sequence[str] = (),
 ) -> Callable[[_Class], _Class]:
@@ -124,6 +132,7 @@ def part(
         "reload": reload,
         "device": device,
         "requires": tuple(requires),
+        "requires_when": dict(requires_when or {}),
         "native": dict(native or {}),
         "native_flags": tuple(native_flags),
     }
@@ -238,6 +247,7 @@ def _validated(where: str, node: ast.ClassDef, arguments: dict[str, Any], source
         reload=arguments.get("reload", Reload.HOT),
         device=arguments.get("device", "any"),
         requires=tuple(arguments.get("requires", ())),
+        requires_when=dict(arguments.get("requires_when", {})),
         native=dict(arguments.get("native", {})),
         native_flags=tuple(arguments.get("native_flags", ())),
     )

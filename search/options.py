@@ -16,6 +16,7 @@ from hotpass.records.candidate import Numerics, PartSource, Value
 from hotpass.records.deployment import Deployment
 from hotpass.records.slots import SlotTable, covered_slots
 from hotpass.settings import SETTINGS, Setting, numerics_of_settings
+from search.catalogue import lacking
 
 REFERENCE = "reference"
 """The choice of a place that leaves the engine's own code there."""
@@ -81,13 +82,14 @@ def build_places(
     parts: Sequence[PartSource],
     allowed: Numerics,
     applies: Callable[[PartSource], str | None],
+    compiler: bool,
 ) -> tuple[tuple[Place, ...], dict[str, str]]:
     """Places, widest first, and for each part that is in none the reason."""
     left_out: dict[str, str] = {}
     groups: dict[tuple[str, str], list[Option]] = {}
     for source in {part.sha256: part for part in parts}.values():
         declared = declaration(source)
-        found = applies(source) or _option(source, declared, slots, allowed, deployment.model.dtype)
+        found = applies(source) or _option(source, declared, slots, allowed, deployment, compiler)
         if isinstance(found, str):
             left_out[source.name] = found
         else:
@@ -124,7 +126,12 @@ def _widest_first(place: Place) -> tuple[int, bool, str]:
 
 
 def _option(
-    source: PartSource, declared: PartDeclaration, slots: SlotTable, allowed: Numerics, dtype: str
+    source: PartSource,
+    declared: PartDeclaration,
+    slots: SlotTable,
+    allowed: Numerics,
+    deployment: Deployment,
+    compiler: bool,
 ) -> Option | str:
     """The part as an option, or why it cannot be one."""
     if declared.engine != slots.engine:
@@ -136,11 +143,18 @@ def _option(
     if others:
         return f"replaces {declared.replaces}, but the model has {', '.join(others)} there"
     names = list(declared.params)
-    admitted = [
-        combination
-        for combination in itertools.product(*declared.params.values())
-        if allowed.allows(declared.numerics_of(dict(zip(names, combination, strict=True)), dtype))
-    ]
+    possible = []
+    reason = None
+    for combination in itertools.product(*declared.params.values()):
+        bound = dict(zip(names, combination, strict=True))
+        missing = lacking(declared.required_with(bound), declared, deployment, compiler=compiler)
+        reason = reason or missing
+        if missing is None:
+            possible.append((combination, bound))
+    if not possible:
+        return reason or "has no possible parameters"
+    dtype = deployment.model.dtype
+    admitted = [combination for combination, bound in possible if allowed.allows(declared.numerics_of(bound, dtype))]
     if not admitted:
         return f"is wider than the policy {allowed} with every parameter"
     # The first value of each parameter together are the first admitted combination: the defaults, where they are admitted.

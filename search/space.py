@@ -94,6 +94,7 @@ class Space:
             parts,
             allowed,
             applies or (lambda source: _catalogue_reason(source, deployment, compiler)),
+            compiler,
         )
         dials, serving_dials, settings_left_out = build_dials(deployment, allowed, compiler)
         return cls(

@@ -6,6 +6,7 @@ not here: running a part. Nothing in this module executes a part's text or impor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from hotpass.errors import InputError, nearest
@@ -56,7 +57,12 @@ def applicable(source: PartSource, deployment: Deployment, *, compiler: bool) ->
         return f"replaces {declared.replaces}, which {deployment.model.architecture} does not have"
     if declared.native and not compiler:
         return "needs a C++ compiler"
-    reasons = [_missing(term, declared, deployment, compiler) for term in declared.requires]
+    return lacking(declared.requires, declared, deployment, compiler=compiler)
+
+
+def lacking(terms: Sequence[str], declared: PartDeclaration, deployment: Deployment, *, compiler: bool) -> str | None:
+    """The first of these `requires` terms that the deployment does not meet, as a clause; None when it meets all."""
+    reasons = [_missing(term, declared, deployment, compiler) for term in terms]
     return next((reason for reason in reasons if reason is not None), None)
 
 

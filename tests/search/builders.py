@@ -36,7 +36,14 @@ def slot_table(layers: int = 2) -> SlotTable:
     return SlotTable(engine="decoder", version="test", slots=slots)
 
 
-def deployment(*, cores: int = 4, concurrency: int = 4, dtype: str = "float32", device: str = "cpu") -> Deployment:
+def deployment(
+    *,
+    cores: int = 4,
+    concurrency: int = 4,
+    dtype: str = "float32",
+    device: str = "cpu",
+    packed_formats: tuple[str, ...] = (),
+) -> Deployment:
     row = ShapeRow(
         phase=Phase.DECODE,
         num_seqs=4,
@@ -50,7 +57,7 @@ def deployment(*, cores: int = 4, concurrency: int = 4, dtype: str = "float32", 
         model=ModelRef(
             name="tiny", folder="/nowhere", architecture="LlamaForCausalLM", dtype=dtype, num_layers=2, layers=None,
             num_heads=4, num_kv_heads=2, head_dim=16, hidden_size=64, intermediate_size=128, vocab_size=256, max_context=1024,
-            num_params=100_000, packed_formats=(), config_hash="c" * 64, weights_hash="w" * 64, tokenizer_hash="t" * 64,
+            num_params=100_000, packed_formats=packed_formats, config_hash="c" * 64, weights_hash="w" * 64, tokenizer_hash="t" * 64,
         ),
         traffic=TrafficRef(
             name="chat", source_format="preset", content_hash="x" * 64, num_requests=10, dropped={}, content_valid=False

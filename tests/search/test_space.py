@@ -8,6 +8,7 @@ import pytest
 
 from hotpass.records.candidate import AS_LOADED, Numerics, PartSource
 from hotpass.records.measurement import Tier
+from search.catalogue import find_part
 from search.proposers import alone, lowest_tier, neighbours, screening, serving_steps
 from search.space import Space
 from tests.search.builders import deployment, part, slot_table
@@ -225,3 +226,15 @@ def test_serving_settings_are_for_the_slow_tier_alone() -> None:
     onwards = space.to_candidate(alone(space, space.options[0], candidate))
     assert onwards.settings == {"chunk_tokens": 64}, "a part tried in this incumbent keeps its serving settings"
     assert lowest_tier(onwards, candidate) is Tier.FAST
+
+
+def test_a_parameter_value_that_the_deployment_cannot_serve_is_never_offered() -> None:
+    """`gguf` is the first value of the C++ model; where there are no blocks the next admitted value is the default."""
+    source = find_part("cpp-model")
+    with_blocks = deployment(packed_formats=("Q4_1", "Q8_0"))
+    without = deployment(packed_formats=())
+    offered = [
+        Space.build(where, slot_table(), [source], applies=lambda source: None).options[0].params["weights_as"]
+        for where in (with_blocks, without)
+    ]
+    assert offered == [("gguf", "fp32"), ("fp32",)]

@@ -40,7 +40,7 @@ class Packed(NamedTuple):
 @part(
     engine="decoder",
     claims=["model"],
-    params={"weights_as": ["fp32", "bf16", "gguf", "gguf-a8", "int8", "int8-a8"]},
+    params={"weights_as": ["gguf", "bf16", "fp32", "gguf-a8", "int8", "int8-a8"]},
     numerics="tolerance",
     numerics_when={
         "weights_as=bf16,dtype=float32": "lossy",
@@ -51,6 +51,7 @@ class Packed(NamedTuple):
     },
     device="cpu",
     requires=["compiler", "family:llama"],
+    requires_when={"weights_as=gguf": "packed", "weights_as=gguf-a8": "packed"},
     native={"model": "model.cpp"},
 )
 class Model:
@@ -67,7 +68,9 @@ class Model:
     def weights(self, w: Any, params: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """`matrices` uint8 (all tiles, in streaming order), `index` int64 [matrices, 4: start, format, rows, columns], `norms`."""
         if params["weights_as"].startswith("gguf") and not w.packed_names():
-            raise ValueError("the model has no packed blocks (it did not come from a GGUF file); use another weights_as")
+            raise ValueError(
+                "the model has no packed blocks (it did not come from a GGUF file); use another weights_as"
+            )
         layers = 1 + max(int(name.split(".")[2]) for name in w if name.startswith("model.layers."))
         names = [f"model.layers.{layer}.{module}.weight" for layer in range(layers) for module in MODULES]
         tied = w[HEAD].data_ptr() == w[EMBEDDING].data_ptr()
@@ -86,12 +89,19 @@ class Model:
         head_dim = _check(config, kv)
         index = ctx.weights["index"].tolist()
         if len(index) != 7 * config.num_hidden_layers + 2:
-            raise ValueError(f"packed weights are of {(len(index) - 2) // 7} layers, the model has {config.num_hidden_layers}")
+            raise ValueError(
+                f"packed weights are of {(len(index) - 2) // 7} layers, the model has {config.num_hidden_layers}"
+            )
         base = ctx.weights["matrices"].data_ptr()
-        matrices = (_Matrix * len(index))(*[_Matrix(base + start, kind, rows, columns) for start, kind, rows, columns in index])
+        matrices = (_Matrix * len(index))(
+            *[_Matrix(base + start, kind, rows, columns) for start, kind, rows, columns in index]
+        )
         cosines, sines = _rotary_tables(config, head_dim, kv.max_context)
         weights = _Weights(
-            ctypes.cast(matrices, ctypes.c_void_p), ctx.weights["norms"].data_ptr(), cosines.data_ptr(), sines.data_ptr()
+            ctypes.cast(matrices, ctypes.c_void_p),
+            ctx.weights["norms"].data_ptr(),
+            cosines.data_ptr(),
+            sines.data_ptr(),
         )
         keys = (ctypes.c_void_p * kv.num_layers)(*[kv.keys(layer).data_ptr() for layer in range(kv.num_layers)])
         values = (ctypes.c_void_p * kv.num_layers)(*[kv.values(layer).data_ptr() for layer in range(kv.num_layers)])
@@ -113,7 +123,9 @@ class Model:
         self._step.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
         self._step.restype = ctypes.c_int64
         self._destroy = library.hp_model_destroy
-        self._model = library.hp_model_create(ctypes.byref(dims), ctypes.byref(weights), ctypes.byref(cache), ctx.threads)
+        self._model = library.hp_model_create(
+            ctypes.byref(dims), ctypes.byref(weights), ctypes.byref(cache), ctx.threads
+        )
         if not self._model:
             raise MemoryError("no memory or no threads for the model's scratch space")
         self._vocab = config.vocab_size
@@ -185,9 +197,13 @@ def _check(config: Any, kv: Any) -> int:
         raise ValueError("cpp-model serves at most 64 query heads for each KV head")
     if kv.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"cpp-model reads float32 and bfloat16 KV caches, not {kv.dtype}")
-    strides = {kv.keys(layer).stride() for layer in range(kv.num_layers)} | {kv.values(layer).stride() for layer in range(kv.num_layers)}
+    strides = {kv.keys(layer).stride() for layer in range(kv.num_layers)} | {
+        kv.values(layer).stride() for layer in range(kv.num_layers)
+    }
     if len(strides) != 1 or kv.keys(0).stride(-1) != 1:
-        raise ValueError(f"cpp-model needs all KV tensors in one layout with head_dim contiguous, not {sorted(strides)}")
+        raise ValueError(
+            f"cpp-model needs all KV tensors in one layout with head_dim contiguous, not {sorted(strides)}"
+        )
     return int(head_dim)
 
 
@@ -245,7 +261,9 @@ def _pack_q4(nibbles: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor) 
         raise ValueError("a block's minimum is not a half: these blocks cannot be kept")
     order = [8 * group + 2 * (s % 4) + s // 4 for group in range(4) for s in range(8)]
     pairs = _by_tile(nibbles).view(-1, TILE, columns // BLOCK, BLOCK)[..., order].unflatten(-1, (4, 4, 2))
-    words = (pairs[..., 0] | pairs[..., 1] << 4).permute(0, 2, 3, 1, 4).flatten(2)  # [tile, block, 4 groups x 16 rows x 4]
+    words = (
+        (pairs[..., 0] | pairs[..., 1] << 4).permute(0, 2, 3, 1, 4).flatten(2)
+    )  # [tile, block, 4 groups x 16 rows x 4]
     halves = [_by_tile(x.half()).transpose(1, 2).contiguous().view(torch.uint8) for x in (scale, half)]
     return Packed(Q4, rows, columns, torch.cat([words, *halves], -1).flatten())
 
