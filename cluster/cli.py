@@ -44,6 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     _compile(commands)
     _try(commands)
+    _plan(commands)
     _look(commands)
     return parser
 
@@ -96,6 +97,31 @@ def _compile(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
     _where_options(parser)
     parser.set_defaults(run="cluster.commands.compile:run")
+
+
+def _plan(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser("plan", help="rank ways to serve a model on some hardware, predicted before anything runs")
+    parser.add_argument("--model", metavar="M", help="config.json, model folder or hub id")
+    parser.add_argument("--hardware", metavar="H", help="as h200x8, 4*h100x8, gb200-nvl72, a YAML file, cpu or auto")
+    parser.add_argument("--gpus", type=int, metavar="N", help="how many of them (default: one scale-up domain)")
+    parser.add_argument(
+        "--traffic", default="1024x1024", metavar="T", help="preset, trace file, or lengths (default 1024x1024)"
+    )
+    parser.add_argument("--concurrency", type=int, metavar="N", help="clients in all (default: what suits each plan)")
+    parser.add_argument("--slo-ttft-ms", type=float, metavar="MS", help="longest time to first token")
+    parser.add_argument("--slo-tpot-ms", type=float, metavar="MS", help="longest time per output token")
+    parser.add_argument("--objective", default="throughput", metavar="O", help="throughput, latency or goodput")
+    parser.add_argument("--price-per-gpu-hour", type=float, metavar="P", help="then costs are shown too")
+    parser.add_argument("--backend", default="vllm", metavar="B", help="whose kernels: vllm, sglang or trtllm")
+    parser.add_argument("--precision", metavar="F", help="weights: bf16, fp8, fp8_block, nvfp4, int4 (default: shipped)")
+    parser.add_argument("--kv-dtype", default="bf16", metavar="D", help="bf16 or fp8")
+    parser.add_argument("--no-disaggregated", action="store_true", help="prefill and decode together only")
+    parser.add_argument("--no-simulate", action="store_true", help="skip the discrete simulation of the best plans")
+    parser.add_argument("--explain", metavar="PLAN", help="a plan's rank or name: its step as a sum of operators")
+    parser.add_argument("--top", type=int, default=10, metavar="N", help="plans shown (default 10)")
+    parser.add_argument("--plot", metavar="FILE", help="the Pareto frontier (.png or .html)")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.set_defaults(run="cluster.commands.plan:run")
 
 
 def _try(commands: argparse._SubParsersAction[_Parser]) -> None:

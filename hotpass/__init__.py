@@ -19,7 +19,7 @@ from hotpass.errors import HotpassError, InputError, MachineError
 
 if TYPE_CHECKING:
     from cluster.api import Campaign, Tried, compile, open_campaign, try_part
-
+    from cluster.planning import plan
     from hotpass.parts import part
     from hotpass.records.candidate import AS_LOADED, Candidate, Numerics, PartSource, PartUse, Proposal, Reload
     from hotpass.records.deployment import Deployment, HardwareRef, ModelRef, Serving, TrafficRef
@@ -38,6 +38,7 @@ _WHERE: dict[str, str] = {
     "try_part": "cluster.api",
     "Campaign": "cluster.api",
     "Tried": "cluster.api",
+    "plan": "cluster.planning",
     "part": "hotpass.parts",
     **dict.fromkeys(
         ("AS_LOADED", "Candidate", "Numerics", "PartSource", "PartUse", "Proposal", "Reload"),
@@ -86,6 +87,7 @@ __all__ = [
     "compile",
     "open_campaign",
     "part",
+    "plan",
     "try_part",
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +50,13 @@ class Layout:
             "dcp": dcp,
         }
         return Layout(**{name: np.array([value]) for name, value in one.items()}, all_to_all=np.array([all_to_all]))
+
+    @staticmethod
+    def one(values: Mapping[str, int]) -> Layout:
+        """A single plan from its numbers by name."""
+        return Layout(
+            **{name: np.array([values[name]]) for name in NAMES[:-1]}, all_to_all=np.array([bool(values[NAMES[-1]])])
+        )
 
     def label(self, index: int) -> str:
         """As `tp8`, `tp1 dp8 ep8 a2a`, `tp4 pp2`."""

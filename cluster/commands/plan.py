@@ -1,0 +1,102 @@
+"""`hotpass plan`: ranked plans before anything is measured, and `--validate`: how far such predictions can be trusted."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cluster.planning import question
+from hotpass.decode import json_safe
+from hotpass.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from costmodel.records import Interval, OperatorRow, Plan, PlanResult
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.model is None or arguments.hardware is None:
+        missing = "--model" if arguments.model is None else "--hardware"
+        raise InputError(missing, "(missing)", "is needed", "see hotpass plan --help")
+    asked = question(
+        arguments.model, arguments.hardware, arguments.traffic, gpus=arguments.gpus, concurrency=arguments.concurrency,
+        slo_ttft_ms=arguments.slo_ttft_ms, slo_tpot_ms=arguments.slo_tpot_ms, objective=arguments.objective,
+        price_per_gpu_hour=arguments.price_per_gpu_hour, backend=arguments.backend, precision=arguments.precision,
+        kv_dtype=arguments.kv_dtype, disaggregated=not arguments.no_disaggregated, simulate=not arguments.no_simulate,
+    )  # fmt: skip
+    result = asked.answer()
+    explained = asked.explain(find_plan(result, arguments.explain)) if arguments.explain else []
+    if arguments.plot:
+        from cluster.plan_chart import draw
+
+        draw(result, Path(arguments.plot))
+    if arguments.json:
+        plain = json_safe(result)
+        print(json.dumps({**plain, "plans": plain["plans"][: arguments.top], "explained": json_safe(explained)}))
+    else:
+        _print(result, explained, arguments.top)
+    return 0 if result.plans else 1
+
+
+def find_plan(result: PlanResult, name: str) -> Plan:
+    """By rank (1 is the best) or by name."""
+    if name.isdigit() and 1 <= int(name) <= len(result.plans):
+        return result.plans[int(name) - 1]
+    for made in result.plans:
+        if made.name == name:
+            return made
+    raise InputError(
+        "--explain", name, "is no rank or plan of this answer", nearest(name, [p.name for p in result.plans[:20]])
+    )
+
+
+def _print(result: PlanResult, explained: list[OperatorRow], top: int) -> None:
+    load = result.load
+    print(f"{result.model} on {result.hardware}, {load.input_tokens:.0f} tokens in, {load.output_tokens:.0f} out")
+    print(f"predicted from {result.source}; in brackets 90 % intervals\n")
+    for line in table(result, top) if result.plans else ["no plan is possible"]:
+        print(line)
+    if result.fewest_gpus is not None:
+        print(f"\nfewest GPUs that hold the limits: {result.fewest_gpus}")
+    print(f"\n{result.considered} plans priced; left out:")
+    for reason, count in result.pruned.items():
+        print(f"{count:8d}  {reason}")
+    for figure in result.disputed:
+        print(f"sources disagree about {figure} of {result.hardware}: intervals are wider")
+    for note in result.notes:
+        print(note)
+    if result.asked.price_per_gpu_hour is not None:
+        print("costs: the GPUs' time, charged to input and output by the time that prefill and decode take")
+    for phase in dict.fromkeys(row.phase for row in explained):
+        rows = [row for row in explained if row.phase == phase]
+        print(f"\n{phase} step, {sum(row.milliseconds for row in rows):.3f} ms")
+        for row in rows:
+            print(f"{row.milliseconds:11.3f} ms {row.share:6.1%}  {row.operator:<32} {row.kind:<14} {row.source}")
+
+
+def table(result: PlanResult, top: int) -> list[str]:
+    """The first `top` plans as aligned lines; the plan's name last, since it is the longest."""
+    priced = result.asked.price_per_gpu_hour is not None
+    head = ["", "GPUs", "TTFT ms", "TPOT ms", "tok/s/user", "tok/s/GPU", "GB/GPU"]
+    rows = [[*head, *(("per M in", "per M out") if priced else ()), "source", "plan"]]
+    for rank, made in enumerate(result.plans[:top], 1):
+        costs = [f"{made.cost_per_million_input:.3f}", f"{made.cost_per_million_output:.3f}"] if priced else []
+        note = f" ({', '.join(made.unvalidated)} unvalidated)" if made.unvalidated else ""
+        figures = (made.ttft_ms, made.tpot_ms, made.tokens_per_s_per_user, made.tokens_per_s_per_gpu)
+        memory = f"{made.memory_gb_per_gpu:.1f}"
+        rows.append([str(rank), str(made.gpus), *map(span, figures), memory, *costs, made.source, made.name + note])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    right = len(widths) - 2
+    return [
+        "  ".join(
+            cell.rjust(w) if n < right else cell.ljust(w) for n, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def span(interval: Interval) -> str:
+    """As `12.3 [9.8 15.4]`."""
+    digits = 1 if interval.value < 1000 else 0
+    return f"{interval.value:.{digits}f} [{interval.low:.{digits}f} {interval.high:.{digits}f}]"

@@ -1,0 +1,163 @@
+"""What is asked of `plan` and what it answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from costmodel.serving import Load
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Objective(StrEnum):
+    """What a plan is ranked by."""
+
+    THROUGHPUT = "throughput"
+    """Output tokens a second of each accelerator."""
+    LATENCY = "latency"
+    """Time of a whole answer."""
+    GOODPUT = "goodput"
+    """Requests a second that hold the SLO, simulated, of each accelerator."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """A prediction with its 90 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @staticmethod
+    def around(value: float, spread: float) -> Interval:
+        """`spread`: standard deviation of the logarithm."""
+        width = math.exp(1.645 * spread)
+        return Interval(value=value, low=value / width, high=value * width)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """Limits and settings of a planning question."""
+
+    concurrency: int | None = None
+    """Clients in all; None: whatever suits each plan."""
+    slo_ttft_ms: float | None = None
+    slo_tpot_ms: float | None = None
+    objective: Objective = Objective.THROUGHPUT
+    price_per_gpu_hour: float | None = None
+    """In the user's currency; None: no costs."""
+    backend: str = "vllm"
+    """Whose kernel tables answer."""
+    precision: str | None = None
+    """Weight format; None: as shipped."""
+    kv_bytes: float = 2.0
+    """Of a cached value: 2 for bf16, 1 for fp8."""
+    chunk_tokens: int = 8192
+    """Prompt tokens of one step."""
+    disaggregated: bool = True
+    """Consider prefill and decode on different accelerators too."""
+    simulate: bool = True
+    """Play the best plans event by event."""
+    traffic_lengths: tuple[tuple[int, int], ...] = ()
+    """(input, output) tokens of the trace's requests; empty: all at the mean."""
+
+    def lengths(self, load: Load, count: int) -> list[tuple[int, int]]:
+        """Lengths of `count` requests, the trace's own over and over."""
+        source = self.traffic_lengths or ((round(load.input_tokens), round(load.output_tokens)),)
+        return [source[i % len(source)] for i in range(count)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """One plan, predicted."""
+
+    name: str
+    """As `2x(tp4 ep4) c64`: replicas, layout, clients of one replica."""
+    index: int
+    """Of the decode layout in the grid of this answer."""
+    gpus: int
+    replicas: int
+    concurrency: int
+    """Clients of one replica (of all decode workers where prefill is apart)."""
+    layout: Mapping[str, int]
+    ttft_ms: Interval
+    tpot_ms: Interval
+    tokens_per_s_per_user: Interval
+    tokens_per_s_per_gpu: Interval
+    """Output tokens."""
+    memory_gb_per_gpu: float
+    cost_per_million_input: float | None
+    cost_per_million_output: float | None
+    """The accelerators' price, charged by the time that prefill and decode take; None without a price."""
+    source: str
+    """The weakest source of a tenth or more of a step."""
+    unvalidated: tuple[str, ...]
+    """Kinds of parallelism here that were never compared with measurements."""
+    prefill_index: int | None = None
+    """Of the prefill layout, where prefill is apart."""
+    simulated: Mapping[str, float] | None = None
+    """What the discrete simulation says; None where it was not played."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperatorRow:
+    """One operator of a step, explained."""
+
+    phase: str
+    operator: str
+    kind: str
+    milliseconds: float
+    share: float
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanResult:
+    """The answer of `plan`."""
+
+    model: str
+    hardware: str
+    source: str
+    asked: Asked
+    load: Load
+    plans: tuple[Plan, ...]
+    """Ranked; one for each layout and number of replicas, at its best batch."""
+    frontier: tuple[tuple[str, float, float], ...]
+    """(plan, tokens/s/user, tokens/s/GPU) that no other plan beats in both; the SLO aside."""
+    considered: int
+    pruned: Mapping[str, int]
+    """Reason → plans left out for it."""
+    fewest_gpus: int | None
+    """That hold the SLO; None when nothing does."""
+    disputed: tuple[str, ...]
+    """Figures of the hardware that sources disagree about."""
+    notes: tuple[str, ...]
+
+    def dataframe(self) -> pd.DataFrame:
+        """One row for each plan."""
+        import pandas as pd
+
+        rows = []
+        for made in self.plans:
+            row: dict[str, object] = {
+                "plan": made.name,
+                "gpus": made.gpus,
+                "concurrency": made.concurrency,
+                **made.layout,
+            }
+            for name in ("ttft_ms", "tpot_ms", "tokens_per_s_per_user", "tokens_per_s_per_gpu"):
+                interval: Interval = getattr(made, name)
+                row |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+            row |= {
+                "memory_gb_per_gpu": made.memory_gb_per_gpu,
+                "cost_per_million_input": made.cost_per_million_input,
+                "cost_per_million_output": made.cost_per_million_output,
+                "source": made.source,
+            }
+            rows.append(row)
+        return pd.DataFrame(rows)
