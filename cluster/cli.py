@@ -100,7 +100,9 @@ def _compile(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 
 def _plan(commands: argparse._SubParsersAction[_Parser]) -> None:
-    parser = commands.add_parser("plan", help="rank ways to serve a model on some hardware, predicted before anything runs")
+    parser = commands.add_parser(
+        "plan", help="rank ways to serve a model on some hardware, predicted before anything runs"
+    )
     parser.add_argument("--model", metavar="M", help="config.json, model folder or hub id")
     parser.add_argument("--hardware", metavar="H", help="as h200x8, 4*h100x8, gb200-nvl72, a YAML file, cpu or auto")
     parser.add_argument("--gpus", type=int, metavar="N", help="how many of them (default: one scale-up domain)")
@@ -113,7 +115,9 @@ def _plan(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.add_argument("--objective", default="throughput", metavar="O", help="throughput, latency or goodput")
     parser.add_argument("--price-per-gpu-hour", type=float, metavar="P", help="then costs are shown too")
     parser.add_argument("--backend", default="vllm", metavar="B", help="whose kernels: vllm, sglang or trtllm")
-    parser.add_argument("--precision", metavar="F", help="weights: bf16, fp8, fp8_block, nvfp4, int4 (default: shipped)")
+    parser.add_argument(
+        "--precision", metavar="F", help="weights: bf16, fp8, fp8_block, nvfp4, int4 (default: shipped)"
+    )
     parser.add_argument("--kv-dtype", default="bf16", metavar="D", help="bf16 or fp8")
     parser.add_argument("--no-disaggregated", action="store_true", help="prefill and decode together only")
     parser.add_argument("--no-simulate", action="store_true", help="skip the discrete simulation of the best plans")
