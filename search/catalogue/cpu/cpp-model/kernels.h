@@ -18,6 +18,8 @@ constexpr int FEW = 8;  // at most this many rows go through `few_rows`
 
 #if defined(HP_AVX2)
 constexpr int GROUP = 6, PANELS = 1;  // 12 accumulators of 16 registers
+#elif defined(HP_PORTABLE)
+constexpr int GROUP = 4, PANELS = 1;  // 16 of 32 (NEON)
 #else
 constexpr int GROUP = 12, PANELS = 2;  // 24 accumulators of 32 registers
 #endif
@@ -46,7 +48,7 @@ inline void few_rows(const uint8_t* tile, int64_t blocks, const float* x, const 
         for (int64_t b = 0; b < blocks; b++) {
             const float* xb = x + b * BLOCK * M;
             if (first == 0) prefetch_block<D>(tile + b * D::BYTES);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int s = 0; s < S; s++) {
                 if constexpr (D::SCALED && M <= 2) {
                     V part[CHAINS][M];
@@ -123,20 +125,20 @@ inline void multiply_panels(const float* const* panels, int64_t depth, const flo
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 2
         for (int p = 0; p < P; p++)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int s = 0; s < SUBS; s++) acc[m][p][s] = vload(sum + (m * P + p) * TILE + s * LANES);
     for (int64_t k = 0; k < depth; k++) {
         V w[P][SUBS];
 #pragma GCC unroll 2
         for (int p = 0; p < P; p++)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int s = 0; s < SUBS; s++) w[p][s] = vload(panels[p] + k * TILE + s * LANES);
 #pragma GCC unroll 16
         for (int m = 0; m < M; m++) {
             const V xv = vset(x[k * x_step + m * x_row]);
 #pragma GCC unroll 2
             for (int p = 0; p < P; p++)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
                 for (int s = 0; s < SUBS; s++) acc[m][p][s] = vfma(w[p][s], xv, acc[m][p][s]);
         }
     }
@@ -144,7 +146,7 @@ inline void multiply_panels(const float* const* panels, int64_t depth, const flo
     for (int m = 0; m < M; m++)
 #pragma GCC unroll 2
         for (int p = 0; p < P; p++)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int s = 0; s < SUBS; s++) vstore(sum + (m * P + p) * TILE + s * LANES, acc[m][p][s]);
 }
 

@@ -133,9 +133,9 @@ HP_INLINE V scale_by_power(V x, V power) {  // 2^power as the exponent field; po
 #else
 
 #define HP_PORTABLE 1
-constexpr int LANES = 16;
-typedef float V __attribute__((vector_size(64)));
-typedef int32_t I __attribute__((vector_size(64)));
+constexpr int LANES = 4;  // SSE2, NEON
+typedef float V __attribute__((vector_size(16)));
+typedef int32_t I __attribute__((vector_size(16)));
 
 HP_INLINE V vzero() { return V{}; }
 HP_INLINE V vset(float x) { return V{} + x; }
