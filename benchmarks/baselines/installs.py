@@ -23,6 +23,11 @@ ENVIRONMENTS = ROOT / ".venv-baselines"
 LLAMA_CPP_PYTHON = "0.3.36"
 LLAMA_TARGETS = ("llama-bench", "llama-batched-bench", "llama-quantize")
 BUILD_THREADS = "2"
+_GGML_OPTIONS = {
+    "sse4_2": "SSE42", "avx": "AVX", "avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "bmi2": "BMI2", "avx_vnni": "AVX_VNNI",
+    "avx512f": "AVX512", "avx512vbmi": "AVX512_VBMI", "avx512_vnni": "AVX512_VNNI", "avx512_bf16": "AVX512_BF16",
+}  # fmt: skip
+"""Feature in /proc/cpuinfo → option of ggml."""
 
 
 class Absent(Exception):
@@ -109,7 +114,7 @@ def llama_cpp(*, make: bool = True) -> LlamaCpp:
         raise Absent("not built; run without --no-install")
     _unpack_sdist(python, f"llama-cpp-python=={LLAMA_CPP_PYTHON}", folder / "source")
     flags = [
-        "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DGGML_NATIVE=ON", "-DLLAMA_CURL=OFF",
+        "-DCMAKE_BUILD_TYPE=Release", "-DBUILD_SHARED_LIBS=ON", "-DLLAMA_CURL=OFF", *_instruction_sets(),
         "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_SERVER=OFF",
         "-DLLAMA_BUILD_TOOLS=ON", "-DLLAMA_BUILD_COMMON=ON",
     ]  # fmt: skip
@@ -119,6 +124,27 @@ def llama_cpp(*, make: bool = True) -> LlamaCpp:
     make_command = ["cmake", "--build", str(build), "--parallel", BUILD_THREADS, "--target", *LLAMA_TARGETS]
     _run(make_command, "llama.cpp does not build", tools)
     return built
+
+
+def _instruction_sets() -> list[str]:
+    """This processor's instruction sets as llama.cpp's options, but AMX.
+
+    With it, llama-bench of this version ended with SIGILL on a Sapphire Rapids guest: a tile instruction in a thread whose
+    tiles were not configured. On other architectures the compiler's own choice.
+    """
+    features = _cpu_features()
+    if "avx2" not in features:
+        return ["-DGGML_NATIVE=ON"]
+    return ["-DGGML_NATIVE=OFF"] + [
+        f"-DGGML_{option}={'ON' if flag in features else 'OFF'}" for flag, option in _GGML_OPTIONS.items()
+    ]
+
+
+def _cpu_features() -> frozenset[str]:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.split(":", 1)[1].split())
+    return frozenset()
 
 
 def _unpack_sdist(python: Path, requirement: str, target: Path) -> None:

@@ -42,8 +42,8 @@ class Point:
 
 
 POINTS = (
-    Point("decode-1", "decode", 1, 256, 32),
-    Point("decode-8", "decode", 8, 256, 16),
+    Point("decode-1", "decode", 1, 256, 64),
+    Point("decode-8", "decode", 8, 256, 64),
     Point("prefill-512", "prefill", 1, 512, 1),
 )
 
