@@ -19,7 +19,7 @@ from typing import Any
 
 from actors.engine import Measured
 from cluster.ports import BuilderPort, EnginePort, Proposer
-from cluster.rules import becomes_incumbent, decides_alone, deserves_slow_tier, stop_reason
+from cluster.rules import becomes_incumbent, decides_alone, deserves_second_look, deserves_slow_tier, stop_reason
 from cluster.session import Order, Session
 from cluster.state import AttemptRow
 from hotpass.errors import MachineError
@@ -124,7 +124,9 @@ class SearchLoop:
                 self._order(engine, self.ready.popleft(), Tier.FAST)
 
     def _order(self, engine: EnginePort, candidate: Candidate, tier: Tier) -> None:
-        order = self.session.order(engine, self.incumbent, candidate, tier, Purpose.SEARCH)
+        seen = any(row.attempt.tier is tier for row in self.state.attempts_of(candidate.id))
+        purpose = Purpose.REMEASURE if seen else Purpose.SEARCH
+        order = self.session.order(engine, self.incumbent, candidate, tier, purpose)
         self.running[order.future] = order
 
     def _take_answers(self) -> None:
@@ -155,6 +157,9 @@ class SearchLoop:
         self.errors_in_a_row = 0
         row = self.session.settle(order, measured)
         candidate = order.assignment.candidate
+        if deserves_second_look(self.state, row):
+            (self.ready if order.assignment.tier is Tier.FAST else self.promotions).appendleft(candidate)
+            return
         self.proposer.tell(candidate, row.attempt)
         if order.assignment.tier is Tier.SLOW:
             if becomes_incumbent(self.state, row):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from cluster.plan import Plan
-from cluster.state import AttemptRow, CampaignState
+from cluster.state import SEARCHING, AttemptRow, CampaignState
 from hotpass.records.candidate import AS_LOADED
-from hotpass.records.measurement import Purpose, Tier, Verdict
+from hotpass.records.measurement import Tier, Verdict
 from search.budget import Budget, Spent, reason_to_stop
+from verification.verdict import DISTURBED
 
 PATIENCE_SHARE = 0.5
 """Stop when this share of the search's time brought no new incumbent (and at least `PATIENCE_ATTEMPTS` were tried)."""
@@ -29,6 +30,14 @@ def deserves_slow_tier(state: CampaignState, row: AttemptRow) -> bool:
     if row.attempt.verdict is not Verdict.FASTER or row.speedup_vs_loaded is None:
         return False
     return row.speedup_vs_loaded.value > state.lead.value
+
+
+def deserves_second_look(state: CampaignState, row: AttemptRow) -> bool:
+    """An attempt that was disturbed, of a candidate that had no second look yet: on a shared machine that is seldom its own fault."""
+    if row.attempt.verdict is not Verdict.INVALID or not row.attempt.reason.startswith(DISTURBED):
+        return False
+    looks = [r for r in state.attempts_of(row.attempt.candidate_id) if r.attempt.tier is row.attempt.tier]
+    return len(looks) == 1
 
 
 def becomes_incumbent(state: CampaignState, row: AttemptRow) -> bool:
@@ -58,7 +67,7 @@ def stop_reason(state: CampaignState, plan: Plan, clock_seconds: float) -> str:
 def spent(state: CampaignState, clock_seconds: float) -> Spent:
     """What the search has used and reached, over all sessions."""
     since = state.incumbents[-1].elapsed_seconds if state.incumbents else 0.0
-    searched = [row for row in state.attempts if row.attempt.purpose is Purpose.SEARCH]
+    searched = [row for row in state.attempts if row.attempt.purpose in SEARCHING]
     idle = [row for row in searched if row.elapsed_seconds > since and row.attempt.tier is Tier.FAST]
     return Spent(
         wall_seconds=clock_seconds,

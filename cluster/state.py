@@ -19,6 +19,9 @@ from hotpass.decode import from_plain
 from hotpass.records.candidate import AS_LOADED
 from hotpass.records.measurement import Attempt, Estimate, Purpose, Tier, Verdict
 
+SEARCHING = (Purpose.SEARCH, Purpose.REMEASURE)
+"""Purposes of the search itself: a first look, and the second one after a disturbed first."""
+
 UNITY = Estimate(value=1.0, low=1.0, high=1.0)
 """As loaded over as loaded."""
 
@@ -224,7 +227,7 @@ class CampaignState:
     def fast_speedup(self, candidate_id: str) -> Estimate | None:
         """Over as loaded, by its latest timed fast-tier attempt of the search."""
         for row in reversed(self.attempts_of(candidate_id)):
-            if row.attempt.tier is Tier.FAST and row.attempt.purpose is Purpose.SEARCH and row.speedup_vs_loaded:
+            if row.attempt.tier is Tier.FAST and row.attempt.purpose in SEARCHING and row.speedup_vs_loaded:
                 return row.speedup_vs_loaded
         return None
 

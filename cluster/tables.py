@@ -6,7 +6,7 @@ import io
 from typing import TYPE_CHECKING
 
 from cluster.plan import Plan
-from cluster.state import CampaignState
+from cluster.state import SEARCHING, CampaignState
 from hotpass.records.measurement import Purpose, Verdict
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def plot_progress(state: CampaignState, plan: Plan) -> matplotlib.figure.Figure:
 
     figure = Shown(figsize=(8, 4), layout="constrained")
     axes = figure.add_subplot()
-    timed = [row for row in state.search_attempts() if row.speedup_vs_loaded and row.attempt.purpose is Purpose.SEARCH]
+    timed = [row for row in state.search_attempts() if row.speedup_vs_loaded and row.attempt.purpose in SEARCHING]
     for verdict, colour in (
         (Verdict.SLOWER, "#b8b8b8"),
         (Verdict.INCONCLUSIVE, "#7aa6c2"),

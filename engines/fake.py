@@ -102,6 +102,7 @@ class FakeEngine:
         behaviour: Behaviour = crash_when_named,
         logit_error: Callable[[Candidate], float] = lambda candidate: 1e-5,
         reload_seconds: float = 0.05,
+        disturbed: Callable[[Assignment], float] = lambda assignment: 1.0,
     ) -> None:
         self.name = name
         self.step_time = step_time or step_time_from_costs(20.0, {})
@@ -110,6 +111,7 @@ class FakeEngine:
         self.behaviour = behaviour
         self.logit_error = logit_error
         self.reload_seconds = reload_seconds
+        self.disturbed = disturbed
         self.assignments: list[Assignment] = []
         self._rng = np.random.default_rng(seed)
         self._installed: dict[Side, Candidate] = {}
@@ -196,6 +198,7 @@ class FakeEngine:
             activation={} if failure else self._activation(assignment),
             reloads=reports,
             clean=CleanReport(clean=failure is None, reasons=() if failure is None else (failure.message,)),
+            incumbent_disturbed=self.disturbed(assignment),
             noise_floor=self.noise,
             simulated=True,
             phases_ms={"measure": (self.clock.seconds - started) * 1e3},

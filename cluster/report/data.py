@@ -18,7 +18,7 @@ from cluster.folder import all_candidates
 from cluster.journal import FOLDER
 from cluster.plan import Plan, read_plan
 from cluster.release import REFERENCES, reference_name
-from cluster.state import AttemptRow, CampaignState, fold
+from cluster.state import SEARCHING, AttemptRow, CampaignState, fold
 from hotpass.records.candidate import Candidate
 from hotpass.records.measurement import Estimate, Purpose, Tier, Verdict
 from hotpass.records.shapes import ShapeRow
@@ -180,7 +180,7 @@ def tier_agreement(state: CampaignState) -> tuple[float | None, int]:
     fast: dict[tuple[str, str], float] = {}
     for row in state.search_attempts():
         attempt = row.attempt
-        if attempt.speedup is not None and attempt.purpose is Purpose.SEARCH:
+        if attempt.speedup is not None and attempt.purpose in SEARCHING:
             (slow if attempt.tier is Tier.SLOW else fast)[attempt.candidate_id, attempt.incumbent_id] = (
                 attempt.speedup.value
             )

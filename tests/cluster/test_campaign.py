@@ -331,3 +331,28 @@ def test_a_campaign_is_not_resumed_in_another_environment(tmp_path: Path) -> Non
     interrupted_campaign(tmp_path / "c")
     with pytest.raises(InputError, match="was measured in another environment \\(threads 1 then, 4 now\\)"):
         run_campaign(make_running(tmp_path / "c", engine=lambda: Elsewhere("fake-0")))
+
+
+def test_a_disturbed_attempt_gets_one_second_look(tmp_path: Path) -> None:
+    """On a shared machine the best candidate may be met at a bad moment; one that disturbs again is rejected."""
+    looks: Counter[str] = Counter()
+
+    def disturbed(assignment: Assignment) -> float:
+        names = [use.source.name for use in assignment.candidate.parts]
+        if names not in (["quick-mlp"], ["quick-attention"]) or assignment.tier is Tier.SLOW:
+            return 1.0
+        looks[names[0]] += 1
+        return 1.4 if names == ["quick-mlp"] or looks[names[0]] == 1 else 1.0
+
+    run_campaign(make_running(tmp_path / "c", engine=lambda: fake(disturbed=disturbed)))
+    state = read_state(tmp_path / "c")
+    seen = {
+        name: [
+            (r.attempt.purpose, r.attempt.verdict)
+            for r in state.search_attempts()
+            if state.label_of(r.attempt.candidate_id) == name
+        ][:2]
+        for name in ("quick-mlp", "quick-attention")
+    }
+    assert seen["quick-mlp"] == [(Purpose.SEARCH, Verdict.INVALID), (Purpose.REMEASURE, Verdict.INVALID)]
+    assert seen["quick-attention"][:2] == [(Purpose.SEARCH, Verdict.INVALID), (Purpose.REMEASURE, Verdict.FASTER)]

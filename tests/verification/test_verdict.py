@@ -13,6 +13,7 @@ from hotpass.records.measurement import (
     Failure,
     FailureKind,
     MeasuredReplay,
+    Purpose,
     ReplayStats,
     Tier,
     Verdict,
@@ -145,3 +146,10 @@ def test_slow_tier_counts_tokens_per_second_of_replays() -> None:
     assert attempt.verdict is Verdict.FASTER
     assert attempt.speedup.value == pytest.approx(4.0 / 2.005, rel=1e-3)
     assert attempt.tokens_per_second == pytest.approx(600 / 12.03, rel=1e-3)
+
+
+def test_as_loaded_beside_itself_cannot_be_disturbed() -> None:
+    base = result(1.0, incumbent_disturbed=1.2, blocks=blocks(1.0, rounds=12))
+    own = replace(base, assignment=replace(base.assignment, purpose=Purpose.AA))
+    assert judged(own).verdict is Verdict.INCONCLUSIVE
+    assert judged(base).verdict is Verdict.INVALID
