@@ -1,25 +1,14 @@
-"""The policy: races, adoption, breakers, and that the same records give the same decision."""
+"""What is not tried again, when the machine is suspected, and when a search stops."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 
 from hotpass.errors import InputError
 from hotpass.records.candidate import AS_LOADED, Candidate, PartUse
-from hotpass.records.measurement import Attempt, Purpose, Tier, Verdict
+from hotpass.records.measurement import Verdict
 from search.budget import Budget, Spent, parse_duration, reason_to_stop
-from search.policy import (
-    Action,
-    Decision,
-    adoptable,
-    breakers,
-    machine_suspect,
-    next_decision,
-    promotable,
-    standings,
-)
+from search.policy import breakers, machine_suspect
 from tests.search.builders import attempt, part
 
 A, B = part("a", ["model"], params={"n": (1, 2)}), part("b", ["model.layers.*.mlp"])
@@ -30,72 +19,6 @@ def made(*uses: tuple[object, dict[str, int]], **settings: object) -> Candidate:
         parts=tuple(PartUse(source=source, params=params) for source, params in uses),  # type: ignore[arg-type]
         settings=settings,  # type: ignore[arg-type]
     )
-
-
-def decide(attempts: list[Attempt], incumbent: str = AS_LOADED.id, **facts: object) -> Decision:
-    given = {"stop": "", "exhausted": False, "last_seq": 7, "random_state": "", "clock_seconds": 1.0, **facts}
-    return next_decision(attempts, {}, incumbent, **given)  # type: ignore[arg-type]
-
-
-def test_standings_are_chained_and_only_of_the_fast_tier() -> None:
-    found = standings(
-        [
-            attempt("x", AS_LOADED.id, 2.0),
-            attempt("y", "x", 1.5),
-            attempt("y", "x", 9.0, tier=Tier.SLOW),
-            attempt("z", "unknown", 3.0),
-            attempt("w", AS_LOADED.id, verdict=Verdict.FAILED),
-        ]
-    )
-    assert set(found) == {AS_LOADED.id, "x", "y"}
-    assert found["y"].value == pytest.approx(math.log(3))
-    assert found["y"].low == pytest.approx(math.log(2 * 1.5 * 0.98))
-
-
-def test_the_race_keeps_who_may_still_be_best() -> None:
-    attempts = [
-        attempt("sure", AS_LOADED.id, 2.0, spread=0.01),
-        attempt("wide", AS_LOADED.id, 1.9, spread=0.2),
-        attempt("behind", AS_LOADED.id, 1.5, spread=0.01),
-        attempt("slower", AS_LOADED.id, 0.8),
-        attempt("unclear", AS_LOADED.id, 1.01, spread=0.05),
-    ]
-    assert [s.candidate_id for s in promotable(attempts, AS_LOADED.id)] == ["sure", "wide"]
-    tried = [*attempts, attempt("sure", AS_LOADED.id, 1.9, tier=Tier.SLOW)]
-    assert [s.candidate_id for s in promotable(tried, AS_LOADED.id)] == ["wide"], "1.52 at least, 1.515 at most"
-    assert promotable(tried, "sure") == [], "none is surely above the new incumbent"
-
-
-def test_a_winner_is_adopted_only_with_its_gates_and_against_the_present_incumbent() -> None:
-    def slow(speedup: float | None, gates: dict[str, str], incumbent: str = AS_LOADED.id, **facts: object) -> Attempt:
-        return attempt("x", incumbent, speedup, tier=Tier.SLOW, gates=gates, **facts)  # type: ignore[arg-type]
-
-    good = slow(1.5, {"logits": "pass", "greedy": "pass"})
-    assert adoptable([good], AS_LOADED.id) is good
-    assert adoptable([good], "another") is None
-    assert adoptable([slow(1.5, {})], AS_LOADED.id) is None
-    assert adoptable([slow(1.5, {"logits": "pass", "greedy": "not run: no text"})], AS_LOADED.id) is None
-    assert adoptable([slow(1.5, {"logits": "fail: 0.9"})], AS_LOADED.id) is None
-    assert adoptable([slow(1.01, {"logits": "pass"})], AS_LOADED.id) is None
-    assert adoptable([slow(1.5, {"logits": "pass"}, purpose=Purpose.COLD)], AS_LOADED.id) is None
-
-
-def test_decisions_follow_in_order() -> None:
-    fast = [attempt("x", AS_LOADED.id, 1.05, spread=0.01)]
-    assert decide([]).action is Action.PROPOSE
-    assert decide(fast).action is Action.PROPOSE, "a small gain waits"
-    others = [attempt(f"o{i}", AS_LOADED.id, 0.9) for i in range(3)]
-    assert decide([*fast, *others]).action is Action.PROMOTE
-    assert decide(fast, exhausted=True).candidate_id == "x"
-    big = decide([attempt("x", AS_LOADED.id, 1.5)])
-    assert (big.action, big.candidate_id) == (Action.PROMOTE, "x")
-    slow = attempt("x", AS_LOADED.id, 1.4, tier=Tier.SLOW, gates={"logits": "pass"})
-    won = decide([attempt("x", AS_LOADED.id, 1.5), slow], stop="time")
-    assert (won.action, won.candidate_id) == (Action.ADOPT, "x")
-    assert decide([], stop="300 s are spent").reason == "300 s are spent"
-    assert decide([], exhausted=True).action is Action.STOP
-    assert decide(fast, random_state="abc") == decide(fast, random_state="abc")
-    assert (big.last_seq, big.clock_seconds) == (7, 1.0)
 
 
 def test_a_part_that_fails_alike_three_times_is_blamed() -> None:
@@ -148,10 +71,6 @@ def test_failures_without_anything_in_common_suspect_the_machine() -> None:
     same = [made((A, {"n": 1}), threads=i + 1) for i in range(6)]
     blamed = [attempt(c.id, AS_LOADED.id, verdict=Verdict.FAILED, reason="x") for c in same]
     assert not machine_suspect(blamed, {c.id: c for c in same})
-    given = {"stop": "", "exhausted": False, "last_seq": 0, "random_state": "", "clock_seconds": 0.0}
-    assert next_decision(attempts, candidates, AS_LOADED.id, **given).action is Action.CHECK  # type: ignore[arg-type]
-    checked = [*attempts, attempt(AS_LOADED.id, AS_LOADED.id, 1.0, purpose=Purpose.AA)]
-    assert next_decision(checked, candidates, AS_LOADED.id, **given).action is Action.PROPOSE  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
