@@ -95,6 +95,9 @@ class _Server:
             "replay": self._replay,
             "generate": self._generate,
             "score": self._score,
+            "answer_from_kv": self._answer_from_kv,
+            "logits_at": self._logits_at,
+            "state": lambda message: (dict(self._program.state()), []),
             "fingerprint": lambda message: (self._program.fingerprint(), []),
         }
 
@@ -182,6 +185,20 @@ class _Server:
     def _generate(self, message: Message) -> Reply:
         prompts = [prompt.tolist() for prompt in _split(_tokens(message.blob), message.body["lengths"])]
         return self._program.generate(message.body["side"], prompts, message.body["max_tokens"]), []
+
+    def _answer_from_kv(self, message: Message) -> Reply:
+        body, tokens, out = message.body, _tokens(message.blob).tolist(), self._out
+        assert out is not None, "loaded before any window"
+        view = out[: len(tokens) * body["vocab"]].view(1, len(tokens), body["vocab"])
+        return self._program.answer_from_kv(body["side"], body["cut"], body["row"], tokens, view), []
+
+    def _logits_at(self, message: Message) -> Reply:
+        from engines.memory import map_buffer
+
+        body, positions = message.body, message.body["positions"]
+        view = map_buffer(message.fds[0])[: len(positions) * body["vocab"]].view(len(positions), body["vocab"])
+        self._program.logits_at(body["side"], body["cut"], _tokens(message.blob).tolist(), positions, view)
+        return None, []
 
     def _score(self, message: Message) -> Reply:
         from engines.memory import map_buffer

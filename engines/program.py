@@ -203,4 +203,19 @@ class Program(Protocol):
         """Teacher-forced logits of every position of one text, through the side's own prefill and decode; float32 [len(tokens), vocab]."""
         ...
 
+    def answer_from_kv(self, side: str, cut: int, row: int, tokens: Sequence[int], out: torch.Tensor) -> bool:
+        """As loaded, on the KV that the side's last window of the row left: the answer to the last token of each sequence (`tokens`),
+        into `out` float32 [1, num_seqs, vocab]. False where sides keep no KV that another could read."""
+        ...
+
+    def logits_at(
+        self, side: str, cut: int, tokens: Sequence[int], positions: Sequence[int], out: torch.Tensor
+    ) -> None:
+        """Logits of some positions (ascending) of one text by prefill, into `out` float32 [len(positions), vocab]."""
+        ...
+
+    def state(self) -> Mapping[str, str]:
+        """Those of the fingerprint's flags that may not differ even while a candidate is installed."""
+        ...
+
     def fingerprint(self) -> Fingerprint: ...

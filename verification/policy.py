@@ -27,7 +27,7 @@ class Policy:
     """Lossy: the worst row's root mean square difference allowed, relative to the logits' root mean square."""
     disturbed_margin: float = 0.05
     """An incumbent slower beside the candidate than beside itself by more than this (and three noise floors) is disturbed."""
-    clock_low: float = 0.80
+    clock_low: float = 0.5
     clock_high: float = 1.02
     """Child's time over the judge's must lie between: the message costs a little, and time cannot be negative."""
     floor_fraction: float = 0.8

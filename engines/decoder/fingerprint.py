@@ -25,6 +25,12 @@ WATCHED_TENSOR_METHODS = (
     "pow", "mean", "reshape", "to", "transpose", "view", "index_select", "item", "tolist", "data_ptr",
 )  # fmt: skip
 WATCHED_MODULES = ("torch.nn.functional", "torch", "time", "torch.cuda", "transformers.integrations.sdpa_attention")
+ENGINE_MODULES = (
+    "engines.child", "engines.wire", "engines.decoder.attention", "engines.decoder.batch", "engines.decoder.fingerprint",
+    "engines.decoder.install", "engines.decoder.kv", "engines.decoder.program", "engines.decoder.reference", "engines.decoder.serve",
+    "engines.decoder.side", "engines.decoder.windows",
+)  # fmt: skip
+"""Those that run, count and check a candidate: in them whatever may be replaced is watched, and the methods of their classes."""
 
 
 def watched_callables(classes: Iterable[type]) -> dict[str, int]:
@@ -34,6 +40,10 @@ def watched_callables(classes: Iterable[type]) -> dict[str, int]:
         module = sys.modules.get(name)
         if module is not None:
             found.update(_functions(module))
+    for name in ENGINE_MODULES:
+        module = sys.modules.get(name)
+        if module is not None:
+            found.update(_of_the_engine(module))
     for method in WATCHED_TENSOR_METHODS:
         found[f"torch.Tensor.{method}"] = _identity(torch.Tensor, method)
     for kind in {*classes, torch.nn.Module, torch.nn.Linear, torch.nn.Embedding}:
@@ -76,6 +86,14 @@ def threads_alive() -> int:
         return threading.active_count()
 
 
+def start_worker_threads(most: int, then: int) -> None:
+    """Bring torch's pool to its largest size now: workers started later, for a candidate with more threads, would count as left
+    behind. Then back to `then` threads."""
+    torch.set_num_threads(most)
+    torch.ones(1 << 17).add_(1.0)
+    torch.set_num_threads(then)
+
+
 def children_alive() -> int:
     """Child processes of this one, the ended but not awaited included."""
     try:
@@ -110,8 +128,22 @@ def logits_digest(logits: Iterable[torch.Tensor]) -> str:
 
 def _functions(module: ModuleType) -> Iterator[tuple[str, int]]:
     for name, value in vars(module).items():
-        if callable(value) and not isinstance(value, type) and not name.startswith("_"):
+        kind_counts = (
+            not isinstance(value, type) or module.__name__ == "torch.cuda"
+        )  # torch.Storage follows the default dtype
+        if callable(value) and kind_counts and not name.startswith("_"):
             yield f"{module.__name__}.{name}", id(value)
+
+
+def _of_the_engine(module: ModuleType) -> Iterator[tuple[str, int]]:
+    """Functions, classes and other modules under their names in this one, and functions in the classes that it defines."""
+    for name, value in vars(module).items():
+        if callable(value) or isinstance(value, ModuleType):
+            yield f"{module.__name__}.{name}", id(value)
+        if isinstance(value, type) and value.__module__ == module.__name__:
+            for method, function in vars(value).items():
+                if callable(function):
+                    yield f"{module.__name__}.{name}.{method}", id(function)
 
 
 def _identity(kind: type, method: str) -> int:

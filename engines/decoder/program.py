@@ -28,16 +28,18 @@ from engines.decoder.reference import (
     cut_config,
     why_not_ragged,
 )
-from engines.decoder.serve import Limits, ServingLoop, score_text
+from engines.decoder.serve import Limits, ServingLoop, logits_at, score_text
 from engines.decoder.side import DecoderSide
 from engines.decoder.slots import reference_source, slot_table
 from engines.decoder.source import failed_by
 from engines.decoder.windows import as_failure, run_window
 from engines.program import Artefacts, Fingerprint, KvPlan, ReplayRequest, StepEvent, WindowInputs, WindowReply
+from engines.threading_env import usable_cores
 from hotpass.errors import InputError
 from hotpass.records.candidate import Candidate
 from hotpass.records.deployment import ModelRef
 from hotpass.records.measurement import FailureKind, ReloadReport
+from hotpass.records.shapes import Phase
 from hotpass.records.slots import SlotTable
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ class DecoderProgram:
     def __init__(self) -> None:
         self._sides: dict[tuple[str, int], DecoderSide] = {}
         self._baselines: dict[tuple[str, int], DecoderSide] = {}
+        self._readers: dict[int, Net] = {}
+        """As loaded, over whatever KV it is asked to read."""
         self._tables: dict[int, SlotTable] = {}
         self._born: dict[str, int] = {}
         self._kv_seconds = 0.0
@@ -91,6 +95,7 @@ class DecoderProgram:
         skeleton_at = time.perf_counter()
         self._probe = self._new_probe()
         self._born = fingerprint.watched_callables(self._classes())
+        fingerprint.start_worker_threads(max(threads, usable_cores()), threads)
         with torch.inference_mode():
             self._probe_logits(self._probe)
         return {
@@ -200,6 +205,42 @@ class DecoderProgram:
             if target.installed is None:
                 raise
             raise as_failure(error) from None
+
+    def answer_from_kv(self, side: str, cut: int, row: int, tokens: Sequence[int], out: torch.Tensor) -> bool:
+        """By a tree of its own: no part that is installed anywhere takes part in it."""
+        kv, plan, item = self._side(side, cut).kv, self._plan, self._plan.rows[row]
+        if self._reason or kv.num_layers == 0:
+            return False
+        if cut not in self._readers:
+            self._readers[cut] = self._new_net(cut, self._dtype, StepState(kv))
+        steps = plan.steps_per_window[row] if item.phase == Phase.DECODE else 1
+        lengths = zip(plan.row_contexts(row), plan.row_query_lens(row), strict=True)
+        batch = build_batch(
+            torch.tensor(list(tokens), device=self._device),
+            contexts=[context + query * steps - 1 for context, query in lengths],
+            query_lens=[1] * item.num_seqs,
+            slots=plan.row_slots(row),
+        )
+        reader = self._readers[cut]
+        reader.step.kv = kv
+        with torch.inference_mode():
+            reader.step.begin(batch)
+            out[0].copy_(reader.forward(batch, kv))
+        return True
+
+    def logits_at(
+        self, side: str, cut: int, tokens: Sequence[int], positions: Sequence[int], out: torch.Tensor
+    ) -> None:
+        """As loaded or by the reference, for whoever checks what a candidate has served."""
+        self._needs_serving("a text to check", len(tokens))
+        target = self._side(side, cut)
+        target.activate()
+        logits_at(target, tokens, positions, out)
+
+    def state(self) -> Mapping[str, str]:
+        """Random numbers and the environment are a candidate's own business while it is installed."""
+        flags = {**fingerprint.flags(self._born, self._classes()), "trees": self._changed_trees()}
+        return {name: value for name, value in flags.items() if name not in ("random", "environment")}
 
     def fingerprint(self) -> Fingerprint:
         """The probe runs on its own tree and on every tree that has nothing installed: all must agree bit for bit."""

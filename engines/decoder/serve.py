@@ -149,6 +149,19 @@ class ServingLoop:
                 )
 
 
+def logits_at(side: DecoderSide, tokens: Sequence[int], positions: Sequence[int], out: torch.Tensor) -> None:
+    """Logits of some positions (ascending) of one text, each the end of a prefill chunk; `out` float32 [len(positions), vocab]."""
+    slot, start = side.plan.num_slots - side.plan.serving_slots, 0
+    ids = torch.tensor(list(tokens), device=side.device)
+    with torch.inference_mode():
+        for index, position in enumerate(positions):
+            chunk = ids[start : position + 1]
+            batch = build_batch(chunk, contexts=[start], query_lens=[len(chunk)], slots=[slot])
+            out[index].copy_(side.run(batch)[0])
+            start = position + 1
+        side.free_slot(slot)
+
+
 def score_text(side: DecoderSide, tokens: Sequence[int], chunk_tokens: int, out: torch.Tensor) -> None:
     """Logits of every position of one text into `out` float32 [len(tokens), vocab], one sequence at a time.
 

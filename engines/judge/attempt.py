@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 
 from engines.client import Child
 from engines.judge.checks import merged
-from engines.judge.clean import differences, weights_moved
+from engines.judge.clean import changed_while_installed, differences, weights_moved
 from engines.judge.inputs import InputSet, seed_of, window_tokens
 from engines.judge.install import Installer
 from engines.judge.pairing import Alternating, Pair, SideBySide, TwoProcesses
 from engines.judge.replay import Replay, requests_for, run_replay
 from engines.judge.rounds import Evidence, Place, Plan, Rounds
+from engines.judge.served import check_served
 from engines.judge.windows import run_window
 from engines.program import CandidateFailed, Fingerprint, ReplayRequest
 from engines.stable import PairChild, Stable, machine_fault
@@ -42,11 +43,15 @@ from hotpass.records.measurement import (
     ReloadReport,
     Side,
     Tier,
+    TokenCheck,
 )
 from hotpass.stats import SequentialTest
 
 ALONE_WINDOWS = 1
 """Windows of the incumbent on each row before the candidate comes, so that drift is not taken for disturbance."""
+
+SECOND_LOOK = 1.03
+"""An incumbent slower than this beside the candidate is timed alone once more, after the candidate."""
 
 CLEAN_SECONDS = 60.0
 """Deadline of restore and proof; a child that needs longer is replaced."""
@@ -65,10 +70,14 @@ class Attempt:
     replays: list[MeasuredReplay] = field(default_factory=list)
     reloads: list[ReloadReport] = field(default_factory=list)
     phases_ms: dict[str, float] = field(default_factory=dict)
+    tokens: TokenCheck | None = None
     failure: Failure | None = None
     clean: CleanReport | None = None
+    changed_while_installed: list[str] = field(default_factory=list)
     weights_unchanged: bool = True
     disturbed: float = 1.0
+    alone: dict[Place, float] = field(default_factory=dict)
+    """Place → seconds a step of the incumbent before the candidate was installed: just now or lately, the slower."""
     noise_floor: float = 0.0
     pool: Mapping[Place, Sequence[InputSet]] | None = None
     """Input sets of this attempt alone; None for the engine's pool."""
@@ -195,6 +204,8 @@ class Judge:
             with attempt.phase("install"):
                 self._install(attempt, child, Side.CANDIDATE, assignment.candidate, places)
         self._measure_pair(attempt, pair, places, requests)
+        now = child.call_record("state", None, dict[str, str], deadline=attempt.deadline)
+        attempt.changed_while_installed += changed_while_installed(pair_child.fingerprint, now)
         if assignment.pairing is not Pairing.ALTERNATING:
             attempt.disturbed = self._disturbance(attempt, pair_child)
 
@@ -228,19 +239,30 @@ class Judge:
         """ABBA of replays of the same requests until the test stops or another block would pass the deadline."""
         assignment, rng = attempt.assignment, self._rng(attempt, "replays")
         chosen = self._chosen(assignment, requests)
+        served: list[Mapping[int, Sequence[int]]] = []
         test, longest = SequentialTest(assignment.stopping), 0.0
         while test.decision() is None:
             start = time.monotonic()
             if test.values and start + 1.2 * longest > attempt.deadline:
                 break
-            block = self._replay_block(attempt, pair, chosen, len(test.values), rng.choice(("ABBA", "BAAB")))
+            order = rng.choice(("ABBA", "BAAB"))
+            block = self._replay_block(attempt, pair, chosen, len(test.values), order, served)
             attempt.replays.append(block)
             test.add(block.log_ratio)
             longest = max(longest, time.monotonic() - start)
+        if served:
+            attempt.tokens = check_served(self._stable, self._whole_cut, chosen, served, self._rng(attempt, "served"))
 
     def _replay_block(
-        self, attempt: Attempt, pair: Pair, requests: Sequence[ReplayRequest], index: int, order: str
+        self,
+        attempt: Attempt,
+        pair: Pair,
+        requests: Sequence[ReplayRequest],
+        index: int,
+        order: str,
+        served: list[Mapping[int, Sequence[int]]],
     ) -> MeasuredReplay:
+        """Four replays. What the candidate served is added to `served`."""
         taken: dict[Side, list[Replay]] = {Side.INCUMBENT: [], Side.CANDIDATE: []}
         for letter in order:
             side = Side.INCUMBENT if letter == "A" else Side.CANDIDATE
@@ -249,6 +271,7 @@ class Judge:
             taken[side].append(replay)
             if side is Side.CANDIDATE:
                 attempt.evidence.activation.update(replay.activation)
+                served.append(replay.tokens)
         a, b = taken[Side.INCUMBENT], taken[Side.CANDIDATE]
         return MeasuredReplay(
             round_index=index, order=order, incumbent=(a[0].stats, a[1].stats), candidate=(b[0].stats, b[1].stats)
@@ -270,10 +293,20 @@ class Judge:
 
     def _incumbent_alone(self, attempt: Attempt, pair_child: PairChild, places: Sequence[Place]) -> None:
         """Its time without the candidate, now: what its time beside the candidate is held against."""
-        incumbent, kv = attempt.assignment.incumbent, self._stable.kv
-        source = self._stable.recipe.sources(seed_of(attempt.assignment.seed, "alone"), False)
-        for place in places:
+        incumbent = attempt.assignment.incumbent
+        for place, seconds in self._alone_seconds(attempt, pair_child, places, "alone").items():
             known = pair_child.beside_itself.setdefault((incumbent.id, place), deque(maxlen=8))
+            known.extend(seconds)
+            attempt.alone[place] = max(statistics.median(seconds), statistics.median(known))
+
+    def _alone_seconds(
+        self, attempt: Attempt, pair_child: PairChild, places: Sequence[Place], purpose: str
+    ) -> dict[Place, list[float]]:
+        """Place → seconds a step of the incumbent's windows, nothing beside it."""
+        kv = self._stable.kv
+        source = self._stable.recipe.sources(seed_of(attempt.assignment.seed, purpose), False)
+        taken: dict[Place, list[float]] = {}
+        for place in places:
             for _ in range(ALONE_WINDOWS):
                 tokens = window_tokens(source, kv, place[1])
                 window = run_window(
@@ -285,16 +318,37 @@ class Judge:
                     vocab=self._vocab,
                     deadline=attempt.deadline,
                 )
-                known.append(window.seconds / len(tokens))
+                taken.setdefault(place, []).append(window.seconds / len(tokens))
+        return taken
 
     def _disturbance(self, attempt: Attempt, pair_child: PairChild) -> float:
-        """The incumbent's weighted time beside the candidate over that beside itself."""
-        beside = alone = 0.0
+        """The incumbent's weighted time beside the candidate over that alone, before and after: the slower of the two.
+
+        A machine that became slower in the middle is slow afterwards too, and nobody's fault; a candidate that disturbs does so while
+        it is installed. What it leaves running is found by the clean proof. The second look costs nothing where the first is clear.
+        """
+        ratio = self._beside_over(attempt, attempt.alone)
+        if ratio <= SECOND_LOOK or attempt.deadline - time.monotonic() < self._second_look_seconds(attempt):
+            return ratio
+        with attempt.phase("alone"):
+            self._installer.uninstall(pair_child.child, Side.CANDIDATE, attempt.deadline)
+            after = self._alone_seconds(attempt, pair_child, list(attempt.alone), "alone after")
+        slower = {place: max(before, statistics.median(after[place])) for place, before in attempt.alone.items()}
+        return self._beside_over(attempt, slower)
+
+    def _second_look_seconds(self, attempt: Attempt) -> float:
+        """Twice what the windows alone would take."""
+        steps = self._stable.kv.steps_per_window
+        return 2 * sum(ALONE_WINDOWS * steps[place[1]] * seconds for place, seconds in attempt.alone.items())
+
+    def _beside_over(self, attempt: Attempt, alone: Mapping[Place, float]) -> float:
+        """Weighted over the rows that were measured; 1 where none was."""
+        beside = itself = 0.0
         for place, seconds in attempt.evidence.incumbent_seconds.items():
             share = self._stable.recipe.rows[place[1]].steps_share
             beside += share * statistics.median(seconds)
-            alone += share * statistics.median(pair_child.beside_itself[(attempt.assignment.incumbent.id, place)])
-        return beside / alone if alone else 1.0
+            itself += share * alone[place]
+        return beside / itself if itself else 1.0
 
     def _restore(self, attempt: Attempt, pair_child: PairChild) -> None:
         """Both sides as loaded, then the proof; without it the child is replaced."""
@@ -316,6 +370,7 @@ class Judge:
                     reasons.append("the weights' mapping changed")
         except CandidateFailed as error:
             reasons.append(f"{error.failure.kind}: {error.failure.message}")
+        reasons += attempt.changed_while_installed
         changed = sorted(set(attempt.evidence.incumbent_changed))
         reasons += [f"the incumbent's answers changed on {row}" for row in changed]
         if reasons:
@@ -346,6 +401,7 @@ class Judge:
             blocks=tuple(attempt.evidence.blocks),
             replays=tuple(attempt.replays),
             checks=merged(attempt.evidence.checks),
+            tokens=attempt.tokens,
             activation={**claimed, **attempt.evidence.activation},
             reloads=tuple(attempt.reloads),
             clean=attempt.clean,

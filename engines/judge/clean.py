@@ -32,6 +32,12 @@ def differences(birth: Fingerprint, now: Fingerprint) -> list[str]:
     return found
 
 
+def changed_while_installed(birth: Fingerprint, now: Mapping[str, str]) -> list[str]:
+    """What a candidate changed for others for as long as it was there. `now` has fewer names than the flags at birth."""
+    known = {name: birth.flags[name] for name in now if name in birth.flags}
+    return [f"while it was installed: {change}" for change in _changed(known, now)]
+
+
 def weights_moved(stable: Stable, pair: PairChild) -> bool:
     """True when the child no longer maps the weights where, and as, it did at birth."""
     return pair.child.mappings([stable.weights.memory.inode]) != pair.mappings

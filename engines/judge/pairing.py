@@ -19,6 +19,9 @@ from hotpass.records.measurement import Side
 class Pair(Protocol):
     """Two sides, ready to be measured in any order."""
 
+    keeps_both: bool
+    """Whether what a side's last window left is still there after the other's."""
+
     def window(self, side: Side, cut: int, row: int, tokens: np.ndarray, deadline: float) -> Window: ...
 
     def place(self, side: Side) -> tuple[Child, str]:
@@ -28,6 +31,8 @@ class Pair(Protocol):
 
 class SideBySide:
     """Both sides in one child."""
+
+    keeps_both = True
 
     def __init__(self, child: Child, plan: KvPlan, vocab: int) -> None:
         self._child, self._plan, self._vocab = child, plan, vocab
@@ -43,6 +48,8 @@ class SideBySide:
 class TwoProcesses:
     """Each side in a child of its own; the other child sleeps in its socket meanwhile."""
 
+    keeps_both = True
+
     def __init__(self, incumbent: Child, candidate: Child, plan: KvPlan, vocab: int) -> None:
         self._children = {Side.INCUMBENT: incumbent, Side.CANDIDATE: candidate}
         self._plan, self._vocab = plan, vocab
@@ -57,6 +64,8 @@ class TwoProcesses:
 
 class Alternating:
     """One child that holds one of the two at a time; the exchange lies outside every window."""
+
+    keeps_both = False
 
     def __init__(self, child: Child, plan: KvPlan, vocab: int, exchange: Callable[[Side], None]) -> None:
         """`exchange(side)` puts that side's candidate, and nothing else, into the child's `candidate` place."""

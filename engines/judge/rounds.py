@@ -7,6 +7,7 @@ The order of each block is a coin's; the order of sides within it cancels a line
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ import numpy as np
 from engines.judge.checks import check_outputs
 from engines.judge.inputs import Drawer, InputSet
 from engines.judge.pairing import Pair
-from engines.judge.windows import Window
+from engines.judge.windows import Window, answer_from_kv
 from engines.program import KvPlan
 from hotpass.records.measurement import MeasuredBlock, OutputCheck, Side, Stopping
 from hotpass.stats import SequentialTest, weighted_round
@@ -64,6 +65,8 @@ class Rounds:
 
     def __init__(self, pair: Pair, plan: Plan, evidence: Evidence, rng: random.Random) -> None:
         self._pair, self._plan, self._evidence, self._rng = pair, plan, evidence, rng
+        self._last: dict[Place, InputSet] = {}
+        """What the candidate answered last."""
 
     def until_decided(self, stopping: Stopping, deadline: float) -> SequentialTest:
         """Rounds until the test stops, or until another round would pass the deadline. Raises CandidateFailed."""
@@ -71,7 +74,7 @@ class Rounds:
         longest = 0.0
         while test.decision() is None:
             start = time.monotonic()
-            if test.values and start + 1.2 * longest > deadline:
+            if test.values and start + 1.5 * longest > deadline:
                 break
             test.add(self.round(len(test.values), deadline))
             longest = max(longest, time.monotonic() - start)
@@ -93,7 +96,7 @@ class Rounds:
             taken[side].append(self._window(side, place, deadline))
         steps = self._plan.kv.steps_per_window[row]
         a, b = taken[Side.INCUMBENT], taken[Side.CANDIDATE]
-        ratios = [window.clock_ratio for window in [*a, *b]]
+        ratios = [min((one.clock_ratio, other.clock_ratio), key=_off) for one, other in (a, b)]
         per_step = [window.seconds / steps for window in a]
         self._evidence.incumbent_seconds.setdefault(place, []).extend(per_step)
         return MeasuredBlock(
@@ -103,7 +106,7 @@ class Rounds:
             incumbent_ms=(a[0].seconds / steps * 1e3, a[1].seconds / steps * 1e3),
             candidate_ms=(b[0].seconds / steps * 1e3, b[1].seconds / steps * 1e3),
             steps_per_window=steps,
-            child_clock_ratio=min(ratios),
+            child_clock_ratio=max(ratios, key=_off),
             layers=self._plan.depths[cut],
         )
 
@@ -115,7 +118,10 @@ class Rounds:
         self.finish_checks(deadline)
 
     def finish_checks(self, deadline: float) -> None:
-        """Let the incumbent answer the sets that only the candidate has, so that every window is compared."""
+        """Let as loaded go on from the candidate's KV, and the incumbent answer the sets that only the candidate has, so that every
+        window is compared."""
+        for place in self._plan.places:
+            self._check_kv(place, deadline)
         for place in self._plan.places:
             while self._plan.drawers[place].answered:
                 self._window(Side.INCUMBENT, place, deadline)
@@ -129,10 +135,26 @@ class Rounds:
             self._evidence.activation.update(window.activation)
             self._check_candidate(row, inputs, window.logits)
             inputs.candidate = window.logits
+            self._last[place] = inputs
             drawer.answered.append(inputs)
         else:
             self._check_incumbent(row, inputs, window.logits)
         return window
+
+    def _check_kv(self, place: Place, deadline: float) -> None:
+        """What the candidate's last window left in its cache is what the next reader needs (FAILURES V3)."""
+        cut, row = place
+        if not self._pair.keeps_both or place not in self._last:
+            self._window(Side.CANDIDATE, place, deadline)
+        inputs = self._last[place]
+        assert inputs.candidate is not None, "noted when it was answered"
+        child, name = self._pair.place(Side.CANDIDATE)
+        last = inputs.candidate[-1:]
+        ends = np.cumsum(self._plan.kv.row_query_lens(row)) - 1
+        answer = answer_from_kv(child, name, cut, row, inputs.tokens[-1][ends], last.shape[-1], deadline)
+        if answer is not None:
+            shape = self._plan.kv.rows[row]
+            self._evidence.checks.append(check_outputs(shape, "kv", answer, last, self._plan.noise_abs))
 
     def _check_candidate(self, row: int, inputs: InputSet, logits: np.ndarray) -> None:
         shape, noise = self._plan.kv.rows[row], self._plan.noise_abs
@@ -149,3 +171,8 @@ class Rounds:
         known = self._plan.incumbent_is_loaded and inputs.loaded is not None
         if known and not np.array_equal(logits.view(np.int32), inputs.loaded.view(np.int32)):  # type: ignore[union-attr]
             self._evidence.incumbent_changed.append(shape.key)
+
+
+def _off(clock_ratio: float) -> float:
+    """How far from 1, in either direction."""
+    return abs(math.log(max(clock_ratio, 1e-9)))

@@ -73,3 +73,14 @@ def _run_once(
         raise child.broken(f"the child claims {reply.seconds:.6f} s in a window of {seconds:.6f} s")
     window = Window(seconds=seconds, child_seconds=reply.seconds, logits=logits, activation=dict(reply.activation))
     return window, reply.compile_events
+
+
+def answer_from_kv(
+    child: Child, side: str, cut: int, row: int, tokens: np.ndarray, vocab: int, deadline: float
+) -> np.ndarray | None:
+    """As loaded's answer [1, num_seqs, vocab] to the last token of each sequence (`tokens`), on the KV that the side's last window of
+    the row left. None where the model keeps no KV that another could read. Raises CandidateFailed."""
+    child.out.poison(len(tokens) * vocab)
+    body = {"side": side, "cut": cut, "row": row, "vocab": vocab}
+    known = child.call_plain("answer_from_kv", body, deadline=deadline, blob=token_bytes(tokens))
+    return child.out.taken((1, len(tokens), vocab)) if known else None

@@ -91,12 +91,12 @@ class ToyProgram:
         while waiting or running:
             while waiting and len(running) < concurrency:
                 request = waiting.popleft()
-                running[request.request_id] = [request.output_tokens, sum(request.tokens) % 97]
+                running[request.request_id] = [request.output_tokens, request.tokens[-1]]
             made = []
             for number in list(running):
                 left, token = running[number]
-                made.append((number, token + left))
-                running[number][0] -= 1
+                made.append((number, token + 1))
+                running[number] = [left - 1, token + 1]
                 if running[number][0] == 0:
                     del running[number]
             emit(
@@ -122,6 +122,18 @@ class ToyProgram:
             out[:] = self.forward(ids, summaries, cut)
         else:
             out[:] = part.forward(ids, summaries, lambda a, b: self.forward(a, b, cut))
+
+    def answer_from_kv(self, side: str, cut: int, row: int, tokens: Any, out: torch.Tensor) -> bool:
+        return False
+
+    def logits_at(self, side: str, cut: int, tokens: Any, positions: Any, out: torch.Tensor) -> None:
+        """As `replay` serves: the next token is the last one plus one."""
+        for index, position in enumerate(positions):
+            out[index] = 0.0
+            out[index, tokens[position] + 1] = 1.0
+
+    def state(self) -> dict[str, str]:
+        return {"dtype": str(torch.get_default_dtype())}
 
     def fingerprint(self) -> Fingerprint:
         probe = self.forward(torch.arange(4), [0.5] * 4, 0).contiguous()
