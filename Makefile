@@ -16,7 +16,7 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST_ARGS ?=
 
-.PHONY: demo test test-fast lint bench bench-decode bench-baselines bench-fast-tier format install clean
+.PHONY: demo test test-fast lint bench bench-decode bench-baselines bench-fast-tier bench-costmodel format install clean
 
 install: $(STAMP)
 
@@ -52,6 +52,9 @@ bench-baselines: $(STAMP)
 
 bench-fast-tier: $(STAMP)
 	$(BIN)/python -m benchmarks.bench_fast_tier
+
+bench-costmodel: $(STAMP)
+	$(BIN)/python -m benchmarks.bench_costmodel
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -18,7 +18,7 @@ from costmodel.graph import ModelGraph
 from costmodel.machine import Machine
 from costmodel.operators import BACKENDS, Layout, Provenance, Roofline, source_for, step
 from costmodel.plans import Memory, enumerate_layouts, memory_of, with_formats
-from costmodel.records import Asked, Interval, Objective, OperatorRow, Plan, PlanResult
+from costmodel.records import SERVING_SPREAD, Asked, Interval, Objective, OperatorRow, Plan, PlanResult
 from costmodel.serving import Load, Split, Steady, disaggregated, passes, steady_state
 from costmodel.simulate import Job, StepTimes, simulate
 from hotpass.errors import InputError, nearest
@@ -27,10 +27,7 @@ Floats = NDArray[np.float64]
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Sequences of one attention group."""
-SERVING_SPREAD = {"tpot": 0.20, "ttft": 0.50}
-"""Spread of log time beyond the operators': host work, schedulers, load imbalance; queueing for the first token."""
 DISPUTED_SPREAD = 0.10
-Z90 = 1.645
 SIMULATED = 50
 
 

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+SERVING_SPREAD = {"tpot": 0.35, "ttft": 1.0}
+"""Standard deviation of log time beyond the operators': host work, schedulers, load imbalance; queueing for the first token. From the
+errors on the published rows (docs/cost-model.md), so that an interval that nobody calibrated is wide enough."""
+Z90 = 1.645
+"""Standard deviations to either side that hold 90 % of a normal distribution."""
+
+
 class Objective(StrEnum):
     """What a plan is ranked by."""
 
@@ -36,7 +43,7 @@ class Interval:
     @staticmethod
     def around(value: float, spread: float) -> Interval:
         """`spread`: standard deviation of the logarithm."""
-        width = math.exp(1.645 * spread)
+        width = math.exp(Z90 * spread)
         return Interval(value=value, low=value / width, high=value * width)
 
 

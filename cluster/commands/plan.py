@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.validate:
+        return validate(Path(arguments.validate), as_json=arguments.json)
     if arguments.model is None or arguments.hardware is None:
         missing = "--model" if arguments.model is None else "--hardware"
         raise InputError(missing, "(missing)", "is needed", "see hotpass plan --help")
@@ -37,6 +39,34 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(result, explained, arguments.top)
     return 0 if result.plans else 1
+
+
+def validate(path: Path, *, as_json: bool) -> int:
+    """Score the cost model on measured rows, zero-shot."""
+    from costmodel.measured import read_rows
+    from costmodel.validate import validate as score
+
+    found = score(read_rows(path))
+    if as_json:
+        print(json.dumps(json_safe(found)))
+        return 0
+    print(f"{found.rows} rows, {found.answered:.1%} answered")
+    for reason, count in found.refused.items():
+        print(f"{count:8d}  refused: {reason}")
+    print(f"\n{'error p50':>10} {'p90':>8} {'p99':>8} {'rank':>6} {'in 90 %':>8} {'rows':>6}")
+    for name, score_ in found.scores.items():
+        print(
+            f"{score_.p50:10.1%} {score_.p90:8.1%} {score_.p99:8.1%} {score_.spearman:6.2f} {score_.coverage90:8.1%} {score_.rows:6d}  {name}"
+        )
+    lost = found.regret
+    if lost.groups:
+        print(
+            f"\n{lost.groups} groups: the kept hold a choice within 5 % of the best in {lost.kept_within_5_percent:.0%};"
+        )
+        print(f"the first choice loses {lost.top1_median:.1%} (median), {lost.top1_p90:.1%} (p90)")
+    for name in found.broken:
+        print(f"off by more than a factor of 5, measured or read wrongly: {name}")
+    return 0
 
 
 def find_plan(result: PlanResult, name: str) -> Plan:

@@ -1,0 +1,192 @@
+"""How far the cost model's predictions can be trusted, and how fast it makes them. One JSON line last.
+
+    python -m benchmarks.bench_costmodel --data ../shared/data [--aiconfigurator ANSWERS.csv]
+
+* Every row of `engine_measurements/aiconfigurator_silicon_sample.csv.gz`: zero-shot (kernel tables and roofline), and calibrated on
+  rows of other architectures than the one scored. The width of the zero-shot intervals (`SERVING_SPREAD`), the choice of features
+  and the prior of the calibration were made with these rows in sight; no time, factor or constant of the zero-shot model was.
+* aiconfigurator beside it on the rows that both answer, from a file of its answers (`id`, `tpot_ms`, `ttft_ms`): it takes minutes,
+  so it is asked once.
+* MLPerf Inference v4.1, Llama-2-70B Offline on H100 and H200, zero-shot.
+* 10,000 plans and more for DeepSeek-V4-Flash on `gb200-nvl72`, warm and as a cold process.
+
+Needs the extra `nvidia-tables`. Pipeline and decode context parallelism have no measured rows: they are unvalidated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from costmodel.calibration import TARGETS, leave_one_out
+from costmodel.configs import load_graph
+from costmodel.graph import graph_of
+from costmodel.machine import parse_machine
+from costmodel.measured import predict_rows, read_rows
+from costmodel.operators import tables_folder
+from costmodel.ranking import plan
+from costmodel.records import Asked
+from costmodel.serving import Load
+from costmodel.validate import Validation, validate
+
+LLAMA2_70B: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8, "num_hidden_layers": 80,
+    "intermediate_size": 28672, "vocab_size": 32000, "max_position_embeddings": 4096,
+}  # fmt: skip
+OPEN_ORCA = Load(input_tokens=294.0, output_tokens=294.0)
+"""Mean lengths of MLPerf's Llama-2-70B workload (MLCommons, Inference v4.0, Llama-2-70B task description)."""
+ACCELERATORS = {"NVIDIA H100-SXM-80GB": "h100-sxm", "NVIDIA H200-SXM-141GB": "h200"}
+SPEED_CASE = ("deepseek-ai/DeepSeek-V4-Flash", "gb200-nvl72", Load(input_tokens=1024.0, output_tokens=1024.0))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("HOTPASS_DATA", "../shared/data")))
+    parser.add_argument("--aiconfigurator", type=Path, help="CSV of its answers: id, tpot_ms, ttft_ms")
+    parser.add_argument("--cold", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.cold:
+        print(_plans())
+        return 0
+    folder = arguments.data / "engine_measurements"
+    if tables_folder() is None or not folder.is_dir():
+        missing = "the extra nvidia-tables" if tables_folder() is None else f"measured rows at {folder}"
+        print(f"bench-costmodel needs {missing}", file=sys.stderr)
+        print(json.dumps({"bench": "costmodel", "skipped": missing}))
+        return 0
+    rows = read_rows(folder / "aiconfigurator_silicon_sample.csv.gz")
+    begun = time.perf_counter()
+    predicted = predict_rows(rows)
+    print(f"{len(rows)} rows predicted in {time.perf_counter() - begun:.1f} s, tables loaded on the way")
+    answered = predicted["refused"] == ""
+    plain = validate(rows, predicted)
+    good, priced = rows[answered], predicted[answered]
+    made = {target: leave_one_out(good, priced, target) for target in TARGETS}
+    fitted = validate(rows, predicted, made)
+    for title, found in (("zero-shot", plain), ("calibrated on other architectures", fitted)):
+        _show(title, found)
+    for name in plain.broken:
+        print(f"off by more than a factor of 5, measured or read wrongly (counted all the same): {name}")
+    print("pipeline and decode context parallelism: no measured rows, unvalidated")
+    beside, both = _aiconfigurator(arguments.aiconfigurator, good, made)
+    mlperf = _mlperf(folder / "mlperf_inference_v4.1_llm.csv")
+    speed = _speed()
+    line = {
+        "bench": "costmodel", "rows": len(rows), "zero_shot": _line(plain), "calibrated": _line(fitted), "aiconfigurator": beside,
+        "both_answered": both, "mlperf": mlperf, **speed,
+    }  # fmt: skip
+    print(json.dumps(line))
+    return 0
+
+
+def _show(title: str, found: Validation) -> None:
+    print(f"\n{title}: {found.answered:.1%} of {found.rows} rows answered; refused: {found.refused}")
+    print(f"{'p50':>8} {'p90':>8} {'p99':>8} {'rank':>6} {'in 90 %':>8} {'rows':>6}")
+    rows = [*found.scores.items(), *((f"{t}, deployment fully told", s) for t, s in found.told.items())]
+    for name, score in rows:
+        print(
+            f"{score.p50:8.1%} {score.p90:8.1%} {score.p99:8.1%} {score.spearman:6.2f} {score.coverage90:8.1%} {score.rows:6d}  {name}"
+        )
+    print(f"regret: {asdict(found.regret)}")
+
+
+def _line(found: Validation) -> dict[str, Any]:
+    made: dict[str, Any] = {"answered": round(found.answered, 4)}
+    for target in TARGETS:
+        score, told = found.scores[target], found.told[target]
+        made |= {
+            f"{target}_median_error": round(score.p50, 4), f"{target}_spearman": round(score.spearman, 4),
+            f"{target}_coverage90": round(score.coverage90, 4), f"{target}_median_error_told": round(told.p50, 4),
+        }  # fmt: skip
+    regret = found.regret
+    return made | {
+        "kept_within_5_percent": round(regret.kept_within_5_percent, 3),
+        "top1_regret_median": round(regret.top1_median, 4),
+    }
+
+
+def _aiconfigurator(path: Path | None, rows: pd.DataFrame, made: dict[str, pd.DataFrame]) -> tuple[Any, Any]:
+    """Its error on the rows it answers, and both on the rows that both answer; None without a file of answers."""
+    if path is None:
+        return None, None
+    answers = pd.read_csv(path).dropna().set_index("id")
+    shared = rows[rows["id"].isin(answers.index)]
+    theirs = answers.loc[shared["id"]].set_index(shared.index)
+    beside: dict[str, Any] = {"rows": len(shared), "of": len(rows)}
+    both: dict[str, Any] = {"rows": len(shared)}
+    for target in TARGETS:
+        measured = shared[f"silicon_{target}_ms"]
+        beside[f"{target}_median_error"] = round(float((theirs[f"{target}_ms"] / measured - 1).abs().median()), 4)
+        both[f"{target}_median_error"] = round(
+            float((made[target].loc[shared.index, "value"] / measured - 1).abs().median()), 4
+        )
+    return beside, both
+
+
+def _mlperf(path: Path) -> dict[str, Any]:
+    """Predicted over measured output tokens/s of whole systems, medians by accelerator."""
+    rows = pd.read_csv(path)
+    graph = graph_of(LLAMA2_70B, "Llama-2-70B")
+    found: dict[str, Any] = {}
+    for accelerator, name in ACCELERATORS.items():
+        part = rows[
+            (rows["accelerator"] == accelerator) & rows["model"].str.startswith("llama2-70b") & (rows["scenario"] == "Offline")
+            & (rows["accel_per_node"] == 8) & (rows["nodes"] == 1)
+        ]  # fmt: skip
+        if not len(part):
+            continue
+        asked = Asked(backend="trtllm", precision="fp8", kv_bytes=1.0, simulate=False, disaggregated=False)
+        best = plan(graph, parse_machine(f"{name}x8"), OPEN_ORCA, asked).plans[0]
+        predicted = best.tokens_per_s_per_gpu.value * 8
+        ratio = predicted / float(part["tokens_per_s"].median())
+        print(
+            f"MLPerf v4.1 Llama-2-70B Offline, {name} x 8: predicted {predicted:.0f}, measured {part['tokens_per_s'].median():.0f} ({len(part)} systems)"
+        )
+        found[name] = {"ratio": round(ratio, 3), "systems": len(part)}
+    return found
+
+
+def _plans(simulate: bool = False) -> int:
+    model, hardware, load = SPEED_CASE
+    asked = Asked(backend="trtllm", simulate=simulate)
+    return plan(load_graph(model), parse_machine(hardware), load, asked).considered
+
+
+def _speed() -> dict[str, Any]:
+    """Warm median of five, and the wall time of a fresh process."""
+    _plans()
+    warm = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        count = _plans()
+        warm.append(time.perf_counter() - begun)
+    begun = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "benchmarks.bench_costmodel", "--cold"], check=True, capture_output=True)
+    cold = time.perf_counter() - begun
+    begun = time.perf_counter()
+    _plans(simulate=True)
+    simulated = time.perf_counter() - begun
+    seconds = float(np.median(warm))
+    print(
+        f"{count} plans: {seconds:.2f} s warm, {cold:.2f} s as a cold process, {simulated:.2f} s with the best 50 simulated"
+    )
+    return {
+        "plans": count,
+        "plans_per_s": round(count / seconds),
+        "warm_s": round(seconds, 3),
+        "cold_process_s": round(cold, 3),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
