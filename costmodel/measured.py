@@ -25,7 +25,7 @@ from costmodel.graph import AttentionKind, ModelGraph
 from costmodel.machine import TABLE_NAMES, Machine, named_machine
 from costmodel.operators import Kind, Layout, Roofline, source_for
 from costmodel.plans import memory_of, with_formats
-from costmodel.serving import Load, passes, queue_wait
+from costmodel.serving import Load, interference, passes, queue_wait
 from hotpass.errors import InputError
 
 Floats = NDArray[np.float64]
@@ -207,12 +207,13 @@ def _together(part: pd.DataFrame, graph: ModelGraph, source: Roofline) -> dict[s
     priced = _priced(part, graph, source, layout, layout)
     waiting = np.maximum(part.clients.to_numpy(float) / layout.dp, 1.0)
     osl = part.osl.to_numpy(float)
-    interference = (waiting - 1.0) / osl * priced.prefill_s
     queue = first_queue(waiting, priced.prefill_s, osl * priced.decode_s)
+    ttft = priced.prefill_s + 0.5 * priced.decode_s + queue
+    added = interference(waiting, priced.prefill_s, priced.decode_s, ttft, osl)
     return {
-        "tpot_ms": 1e3 * (priced.decode_s + interference),
-        "ttft_ms": 1e3 * (priced.prefill_s + 0.5 * priced.decode_s + queue),
-        "interference_ms": 1e3 * interference, "queue_ms": 1e3 * queue, "waiting": waiting, "gpus": layout.gpus.astype(float),
+        "tpot_ms": 1e3 * (priced.decode_s + added),
+        "ttft_ms": 1e3 * ttft,
+        "interference_ms": 1e3 * added, "queue_ms": 1e3 * queue, "waiting": waiting, "gpus": layout.gpus.astype(float),
         "clients": part.clients.to_numpy(float), "open": np.zeros(len(part)),
         "spread": priced.spread, **priced.parts, **_fit(part, graph, source, layout),
     }  # fmt: skip

@@ -57,9 +57,9 @@ def steady_state(
     waiting = np.maximum(concurrency / layout.dp, 1.0)
     decode_s, prefill_s = decode.seconds + host_seconds, prefill.seconds + host_seconds
     service = prefill_s / layout.pp
-    tpot = decode_s + (waiting - 1.0) / load.output_tokens * service
     queue = queue_wait(waiting, service, load.output_tokens * decode_s)
     ttft = prefill_s + 0.5 * decode_s + queue
+    tpot = decode_s + interference(waiting, service, decode_s, ttft, load.output_tokens)
     cycle = ttft + np.maximum(load.output_tokens - 1.0, 0.0) * tpot
     return Steady(
         ttft_s=ttft,
@@ -87,6 +87,19 @@ def passes(
         kv_bytes=kv_bytes,
     )  # fmt: skip
     return decode, prefill
+
+
+def interference(
+    customers: Floats, service_s: Floats, decode_s: Floats, ttft_s: Floats, output_tokens: Floats | float
+) -> Floats:
+    """What others' prefills add to each token: every other client prefills once in a cycle, but only the part that falls into this
+    client's decoding delays its tokens; the rest falls into its own wait for the first."""
+    others = (customers - 1.0) * service_s
+    added = others
+    for _ in range(30):
+        decoding = output_tokens * decode_s + added
+        added = 0.5 * added + 0.5 * others * decoding / (decoding + ttft_s)
+    return np.asarray(added / output_tokens, np.float64)
 
 
 def queue_wait(customers: Floats, service_s: Floats, away_s: Floats) -> Floats:

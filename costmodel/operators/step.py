@@ -249,6 +249,17 @@ class _Pass:
             made.append(
                 ("rotary", Kind.ELEMENTWISE, self.source.stream(2 * self.m * width / self.tp * ACTIVATION_BYTES))
             )
+        if layer.attention is not None and layer.attention.index_heads:
+            # Norm, rotary, quantisation and cache write of the indexer's key, and the choice of the best.
+            made.append(
+                ("index_steps", Kind.ELEMENTWISE, self.many(5, layer.attention.index_dim * layer.attention.index_heads))
+            )
+        if layer.attention is None and layer.state_bytes:
+            # Short convolution, gates, norm of the output.
+            made.append(("recurrence_steps", Kind.ELEMENTWISE, self.many(3, self.graph.hidden)))
+        if layer.num_experts:
+            # Choice of the experts, and sorting the tokens by them.
+            made.append(("routing", Kind.ELEMENTWISE, self.many(2, layer.num_experts)))
         width = sum(m.k for m in layer.matrices if m.role is Role.DOWN)
         if width or layer.num_experts:
             made.append(("norm_ffn", Kind.ELEMENTWISE, hidden))
@@ -257,6 +268,11 @@ class _Pass:
                 ("activation", Kind.ELEMENTWISE, self.source.stream(3 * self.m * width / self.tp * ACTIVATION_BYTES))
             )
         return made
+
+    def many(self, calls: int, width: int) -> Timed:
+        """Small kernels that read and write `width` values a token."""
+        one = self.source.stream(2 * self.m * width * ACTIVATION_BYTES)
+        return Timed(calls * one.seconds, one.provenance)
 
     def ends(self) -> list[Operator]:
         head = next(m for m in self.graph.ends if m.role is Role.HEAD)

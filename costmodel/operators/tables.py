@@ -22,9 +22,15 @@ from costmodel.operators.surface import Surface, build_surface
 from hotpass.errors import InputError, nearest
 
 BACKENDS = ("vllm", "sglang", "trtllm")
-SUBSTITUTES: Mapping[tuple[str, str], str] = {("vllm", "gemm:fp8_block"): "sglang", ("vllm", "mla"): "sglang"}
-"""(backend, table) → backend that stands in: vLLM's fp8_block products were timed with a launch floor of 55 to 240 µs, and its
-attention over latents only together with its projections."""
+SUBSTITUTES: Mapping[tuple[str, str], str] = {
+    ("vllm", "gemm:fp8_block"): "sglang",
+    ("trtllm", "gemm:fp8"): "sglang",
+    ("trtllm", "gemm:nvfp4"): "sglang",
+    ("vllm", "mla"): "sglang",
+}
+"""(backend, table) → backend that stands in. vLLM's fp8_block products were timed with a launch floor of 55 to 240 µs, TensorRT-LLM's
+fp8 with one of 12 µs, and its 4-bit products take longer than its own 16-bit ones of four times the bytes: more than the product was
+timed. vLLM's attention over latents was timed only together with its projections."""
 
 DTYPES: Mapping[str, tuple[str, ...]] = {
     "bf16": ("bfloat16",),
