@@ -7,7 +7,7 @@ plain attributes, so that a part can be tested without an engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from hotpass.records.candidate import Candidate, Value
 from hotpass.records.deployment import Deployment
@@ -127,6 +127,7 @@ class PartContext(Protocol):
         ...
 
 
+@runtime_checkable
 class MeasuresBaselines(Protocol):
     """What an engine adds when it can run a model's own serving loop as a side, and score texts."""
 

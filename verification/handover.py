@@ -48,7 +48,7 @@ def _served(result: MeasureResult, band: Band, policy: Policy) -> Finding | None
     count = len(check.regrets)
     if result.assignment.candidate.numerics is Numerics.LOSSY:
         limit = policy.lossy_row_relative * check.reference_rms
-        allowed = math.ceil((1 - policy.lossy_clear_agreement) * count)
+        allowed = max(1, math.floor((1 - policy.lossy_clear_agreement) * count + 1e-9))
     else:
         limit, allowed = BOTH_SIDES * band.max_abs, 0
     wrong = _beyond(check, limit)
