@@ -8,6 +8,7 @@ the result says so.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from cluster.state import AttemptRow, BaselineRow, CampaignState
 from hotpass.decode import json_safe
 from hotpass.records.candidate import AS_LOADED, Candidate, Numerics
 from hotpass.records.measurement import Estimate, Purpose, Tier, Verdict
+from search.proposers import lowest_tier
 from verification.claims import Baseline, Claim, Claims, claims_of
 from verification.gates import first_gates, passed
 
@@ -51,6 +53,8 @@ def choose_finalists(state: CampaignState, limit: int) -> list[str]:
         for row in state.search_attempts()
         if row.attempt.tier is Tier.FAST and row.speedup_vs_loaded and row.speedup_vs_loaded.low > 1
     }
+    if state.lead.low > 1:  # one with new settings of the serving loop was never on the fast tier
+        fast.setdefault(state.incumbent_id, state.lead.value)
     ranked = sorted(fast, key=lambda candidate: (candidate != state.incumbent_id, -fast[candidate]))
     return [candidate for candidate in ranked if candidate not in refused and candidate != AS_LOADED.id][:limit]
 
@@ -65,8 +69,7 @@ def measure_finalists(session: Session) -> Finalist | None:
         if index and any(f.may_win for f in measured) and journal.clock.seconds() > plan.spec.budget_seconds:
             break
         measured.append(measure_cold(session, session.candidates[candidate_id], AS_LOADED))
-    winners = [finalist for finalist in measured if finalist.may_win]
-    best = max(winners, key=_lower_bound, default=None)
+    best = best_of([finalist for finalist in measured if finalist.may_win])
     shown = best or (measured[0] if measured else None)
     if shown is not None:
         journal.decide(
@@ -82,10 +85,13 @@ def measure_finalists(session: Session) -> Finalist | None:
 
 
 def measure_cold(session: Session, candidate: Candidate, incumbent: Candidate) -> Finalist:
-    """Each side in a fresh process of its own, interleaved, on inputs never used before; then the first gates."""
+    """Each side in a fresh process of its own, interleaved, on inputs never used before; then the first gates.
+
+    On the shape table; by replays where the two differ in settings of the serving loop alone.
+    """
     assert session.band is not None
     engine = session.engines[0]
-    order = session.order(engine, incumbent, candidate, Tier.FAST, Purpose.COLD)
+    order = session.order(engine, incumbent, candidate, lowest_tier(candidate, incumbent), Purpose.COLD)
     row = session.settle(order, order.future.result())
     session.view.activity(engine.name, f"gates · {candidate.label}")
     evidence = engine.evidence(candidate, session.seed_of("gates", order.number), session.band.noise_abs)
@@ -107,9 +113,15 @@ def measure_cold(session: Session, candidate: Candidate, incumbent: Candidate) -
     )
 
 
-def _lower_bound(finalist: Finalist) -> float:
-    assert finalist.cold.attempt.speedup is not None
-    return finalist.cold.attempt.speedup.low
+def best_of(winners: Sequence[Finalist]) -> Finalist | None:
+    """The first, in the search's own order, that no other is surely faster than; None without any.
+
+    The search's incumbent leads that order, so of two that tie it is taken, with settings of the serving loop that no cold
+    measurement over the shape table sees; and taking the larger of two like numbers would overstate it.
+    """
+    spans = [finalist.cold.attempt.speedup for finalist in winners]
+    surest = max((span.low for span in spans if span), default=0.0)
+    return next((f for f, span in zip(winners, spans, strict=True) if span and span.high >= surest), None)
 
 
 def _claims(session: Session, finalist: Finalist) -> Claims:

@@ -19,13 +19,21 @@ from typing import Any
 
 from actors.engine import Measured
 from cluster.ports import BuilderPort, EnginePort, Proposer
-from cluster.rules import becomes_incumbent, decides_alone, deserves_second_look, deserves_slow_tier, stop_reason
+from cluster.rules import (
+    becomes_incumbent,
+    decides_alone,
+    deserves_second_look,
+    deserves_slow_tier,
+    serving_is_due,
+    stop_reason,
+)
 from cluster.session import Order, Session
 from cluster.state import AttemptRow
 from hotpass.errors import MachineError
 from hotpass.records.candidate import Candidate, Proposal
 from hotpass.records.measurement import Failure, Purpose, Tier
 from search.policy import machine_suspect
+from search.proposers import lowest_tier
 
 ERROR_BUDGET = 3
 """Machine errors in a row after which the campaign stops and says so: one may be chance, three are a broken machine."""
@@ -92,7 +100,7 @@ class SearchLoop:
             return
         wanted = len(self.session.engines) + (1 if self.build_ahead else 0) - len(self.promotions)
         while len(self.ready) + len(self.building) < wanted and not self.exhausted:
-            proposal = self.waiting.popleft() if self.waiting else self.proposer.ask(self.incumbent)
+            proposal = self._next_proposal()
             if proposal is None:
                 self.exhausted = True
                 return
@@ -103,6 +111,18 @@ class SearchLoop:
             self.session.view.activity("builder", candidate.label if candidate.parts else "")
             self.building[self.builder.submit(candidate)] = candidate
             self._take_builds()
+
+    def _next_proposal(self) -> Proposal | None:
+        """What waits from before, a setting of the serving loop when it is time for one, else the next of the search."""
+        if self.waiting:
+            return self.waiting.popleft()
+        plan, found = self.session.plan, None
+        if serving_is_due(self.state, plan, nothing_else=False):
+            found = self.proposer.ask_serving(self.incumbent)
+        found = found or self.proposer.ask(self.incumbent)
+        if found is None and serving_is_due(self.state, plan, nothing_else=True):
+            found = self.proposer.ask_serving(self.incumbent)
+        return found
 
     def _check_machine(self) -> None:
         """After many failures with nothing in common, as loaded against itself: the machine may be broken, not the candidates."""
@@ -121,7 +141,8 @@ class SearchLoop:
             if self.promotions:
                 self._order(engine, self.promotions.popleft(), Tier.SLOW)
             elif self.ready:
-                self._order(engine, self.ready.popleft(), Tier.FAST)
+                candidate = self.ready.popleft()
+                self._order(engine, candidate, lowest_tier(candidate, self.incumbent))
 
     def _order(self, engine: EnginePort, candidate: Candidate, tier: Tier) -> None:
         seen = any(row.attempt.tier is tier for row in self.state.attempts_of(candidate.id))
@@ -163,7 +184,9 @@ class SearchLoop:
         self.proposer.tell(candidate, row.attempt)
         if order.assignment.tier is Tier.SLOW:
             if becomes_incumbent(self.state, row):
-                self._install(candidate, row, "faster on the fast tier, and not slower on the slow one")
+                served = self.state.fast_speedup(candidate.id) is None
+                why = "faster on the fast tier, and not slower on the slow one"
+                self._install(candidate, row, "faster on the slow tier, which alone can tell" if served else why)
         elif deserves_slow_tier(self.state, row):
             if decides_alone(self.state, row):
                 self._install(candidate, row, "decisively faster than as loaded on the fast tier")
@@ -172,8 +195,9 @@ class SearchLoop:
                 self.promotions.append(candidate)
 
     def _install(self, candidate: Candidate, row: AttemptRow, why: str) -> None:
-        """A new incumbent; its ratio is that of the fast tier, which all others are chained by."""
-        fast = self.state.fast_speedup(candidate.id)
+        """A new incumbent; its ratio is that of the fast tier, which all others are chained by. On the fast tier's shapes one with
+        new settings of the serving loop is its predecessor."""
+        fast = self.state.fast_speedup(candidate.id) or self.state.lead
         self.journal.decide(
             "incumbent", candidate_id=candidate.id, attempt_seq=row.seq, speedup_vs_loaded=fast, why=why
         )

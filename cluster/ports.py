@@ -85,6 +85,10 @@ class Proposer(Protocol):
         """None when there is nothing left to try."""
         ...
 
+    def ask_serving(self, incumbent: Candidate) -> Proposal | None:
+        """The incumbent with another setting of the serving loop, which only the slow tier can judge; None when none is left."""
+        ...
+
     def tell(self, candidate: Candidate, attempt: Attempt) -> None: ...
 
 

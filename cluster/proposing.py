@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 
 from hotpass.records.candidate import AS_LOADED, Candidate, Numerics, PartSource, Proposal
 from hotpass.records.deployment import Deployment
-from hotpass.records.measurement import Attempt
+from hotpass.records.measurement import Attempt, Tier
 from hotpass.records.slots import SlotTable
 from search.proposers import Proposer as Who
-from search.proposers import Step, neighbours, screening
+from search.proposers import Step, neighbours, screening, serving_steps
 from search.space import Space
 from search.study import Study
 
@@ -34,24 +34,41 @@ class StudyProposer:
         self.space = Space.build(deployment, slots, parts, allowed=numerics, compiler=compiler)
         self.study = Study(self.space, seed=seed)
         self._around = AS_LOADED.id
+        self._served: set[str] = {AS_LOADED.id}
+        """Candidates that the slow tier has had, or will have."""
         self._enqueue(screening(self.space, AS_LOADED), Who.SCREENING, AS_LOADED)
 
     def seen(self, candidates: Iterable[Candidate]) -> None:
         """Candidates that others propose: never asked for here."""
         for candidate in candidates:
             self.study.seen(candidate)
+            self._served.add(candidate.id)
 
     def ask(self, incumbent: Candidate) -> Proposal | None:
         if incumbent.id != self._around:
             self._around = incumbent.id
             self.study.set_incumbent(incumbent)
+            # Where only the serving loop's settings are new, each of these is known, and none is enqueued.
             self._enqueue(neighbours(self.space, incumbent), Who.NEIGHBOUR, incumbent)
         asked = self.study.ask()
         return asked.proposal if asked else None
 
+    def ask_serving(self, incumbent: Candidate) -> Proposal | None:
+        for step in serving_steps(self.space, incumbent):
+            candidate = self.space.to_candidate(step.choices)
+            if candidate.id not in self._served:
+                self._served.add(candidate.id)
+                self.study.seen(candidate)
+                return Proposal(
+                    candidate=candidate, proposer=Who.SERVING, parents=(incumbent.id,), hypothesis=step.hypothesis
+                )
+        return None
+
     def tell(self, candidate: Candidate, attempt: Attempt) -> None:
         """An attempt of the search, of this session or an earlier one. A person's, against something that was never timed, only
         keeps the candidate from being proposed again."""
+        if attempt.tier is Tier.SLOW:
+            self._served.add(candidate.id)
         if attempt.verdict.is_timed and attempt.incumbent_id not in self.study.values:
             self.study.seen(candidate)
         else:

@@ -13,6 +13,10 @@ PATIENCE_SHARE = 0.5
 """Stop when this share of the search's time brought no new incumbent (and at least `PATIENCE_ATTEMPTS` were tried)."""
 PATIENCE_ATTEMPTS = 60
 
+SERVING_EVERY = 8
+"""Fast attempts between two tries of a setting of the serving loop: a replay costs as much as several of them."""
+SERVING_ALONE_SECONDS = 900.0
+"""Least budget in which the serving loop of a single client is looked at: only the chunks of its prompts can differ there."""
 
 DECISIVE = 1.25
 """A first candidate whose whole interval is beyond this replaces the deployment as loaded on the fast tier's word: a replay of the
@@ -40,16 +44,38 @@ def deserves_second_look(state: CampaignState, row: AttemptRow) -> bool:
     return len(looks) == 1
 
 
+def serving_is_due(state: CampaignState, plan: Plan, *, nothing_else: bool) -> bool:
+    """Whether the slow tier should try the incumbent with another setting of the serving loop.
+
+    Only where there is time for replays: with several clients, or a long budget. Then when the incumbent stood against
+    `SERVING_EVERY` candidates of the fast tier since it came or since the last replay, or when `nothing_else` is left to try.
+    """
+    if not state.incumbents or (plan.deployment.concurrency == 1 and plan.spec.budget_seconds < SERVING_ALONE_SECONDS):
+        return False
+    since = state.incumbents[-1].elapsed_seconds
+    replays = [row.elapsed_seconds for row in state.attempts if row.attempt.tier is Tier.SLOW]
+    since = max([since, *replays])
+    stood = [
+        row
+        for row in state.attempts
+        if row.elapsed_seconds > since and row.attempt.tier is Tier.FAST and row.attempt.purpose in SEARCHING
+    ]
+    return nothing_else or len(stood) >= SERVING_EVERY
+
+
 def becomes_incumbent(state: CampaignState, row: AttemptRow) -> bool:
     """A slow-tier attempt that is not slower, of a candidate that the fast tier still puts ahead of the present incumbent.
 
     The slow tier has a veto, not the casting vote: its few replays decide large effects only, and their spread is no evidence
-    against a gain that the fast tier measured with a narrow interval.
+    against a gain that the fast tier measured with a narrow interval. What differs from the incumbent in settings of the serving
+    loop alone has no fast tier: there the slow tier must say faster.
     """
+    fast = state.fast_speedup(row.attempt.candidate_id)
+    if fast is None:
+        return row.attempt.verdict is Verdict.FASTER and row.attempt.incumbent_id == state.incumbent_id
     if row.attempt.verdict not in (Verdict.FASTER, Verdict.INCONCLUSIVE):
         return False
-    fast = state.fast_speedup(row.attempt.candidate_id)
-    return fast is not None and fast.value > state.lead.value
+    return fast.value > state.lead.value
 
 
 def stop_reason(state: CampaignState, plan: Plan, clock_seconds: float) -> str:

@@ -214,19 +214,19 @@ class Session:
         purpose: Purpose,
     ) -> Order:
         """Record an assignment, then hand it to an engine."""
-        pace, number = self.plan.pace, self.state.num_assignments
+        pace, deployment, number = self.plan.pace, self.plan.deployment, self.state.num_assignments
         stopping, deadline = self._effort(tier, purpose)
         assignment = Assignment(
             incumbent=incumbent,
             candidate=candidate,
             tier=tier,
             purpose=purpose,
-            rows=self.plan.deployment.shapes.rows,
+            rows=deployment.shapes.rows,
             seed=self.seed_of(purpose, number),
             deadline_seconds=deadline,
             pairing=Pairing.TWO_PROCESSES if purpose is Purpose.COLD else Pairing.SIDE_BY_SIDE,
             stopping=stopping,
-            replay_requests=pace.replay_requests if tier is Tier.SLOW else 0,
+            replay_requests=max(pace.replay_requests, 2 * deployment.concurrency) if tier is Tier.SLOW else 0,
         )
         self.journal.write(
             "assignment",

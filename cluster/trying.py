@@ -1,6 +1,7 @@
 """`hotpass try`: one candidate of a person through the same judge, gates and ledger as the search's.
 
     part or candidate or settings ─► candidate ─► fast tier against another candidate ─► (faster) cold, gates ─► Tried
+                                                  (settings of the serving loop alone: the slow tier, also cold)
 
 It is recorded in a campaign's own log (`--in DIR`), or in a folder of its own that `hotpass report`, `ui` and `--continue` read alike.
 """
@@ -20,9 +21,10 @@ from cluster.store import read_candidate_folder
 from hotpass.errors import InputError
 from hotpass.parts import declaration, read_part
 from hotpass.records.candidate import AS_LOADED, Candidate, PartUse, Proposal, Value
-from hotpass.records.measurement import Attempt, Purpose, Tier, Verdict
+from hotpass.records.measurement import Attempt, Purpose, Verdict
 from hotpass.settings import check_setting
 from search.catalogue import applicable
+from search.proposers import lowest_tier
 from search.space import make_candidate
 
 LOADED_NAMES = ("loaded", "as-loaded", "as loaded")
@@ -32,12 +34,12 @@ EXIT_CODES = {Verdict.FASTER: 0, Verdict.INCONCLUSIVE: 3}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tried:
-    """What came of a try. The verdict is the cold one where there was one, else the fast tier's."""
+    """What came of a try. The verdict is the cold one where there was one, else the first one."""
 
     candidate: Candidate
     against: Candidate
     attempts: tuple[Attempt, ...]
-    """Fast, then cold."""
+    """Of the search's tier, then cold."""
     gates: Mapping[str, str]
     """Empty when it was not fast enough to come to the gates."""
     verdict: Verdict
@@ -117,12 +119,13 @@ def try_candidate(running: Running, candidate: Candidate, against: Candidate) ->
         if failure is not None:
             row = session.fail_build(candidate, against, failure)
             return _tried(running, candidate, against, [row.attempt], {})
-        order = session.order(session.engines[0], against, candidate, Tier.FAST, _purpose(session, candidate, against))
-        fast = session.settle(order, order.future.result()).attempt
-        if fast.verdict is not Verdict.FASTER:
-            return _tried(running, candidate, against, [fast], {})
+        tier, purpose = lowest_tier(candidate, against), _purpose(session, candidate, against)
+        order = session.order(session.engines[0], against, candidate, tier, purpose)
+        first = session.settle(order, order.future.result()).attempt
+        if first.verdict is not Verdict.FASTER:
+            return _tried(running, candidate, against, [first], {})
         finalist = measure_cold(session, candidate, against)
-        return _tried(running, candidate, against, [fast, finalist.cold.attempt], finalist.gates)
+        return _tried(running, candidate, against, [first, finalist.cold.attempt], finalist.gates)
 
 
 def _purpose(session: Session, candidate: Candidate, against: Candidate) -> Purpose:

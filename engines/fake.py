@@ -185,7 +185,7 @@ class FakeEngine:
         if failure is None and assignment.tier is Tier.FAST:
             blocks = self._rounds(assignment)
         elif failure is None:
-            replays = [self._replay(assignment, index) for index in range(assignment.stopping.min_rounds)]
+            replays = self._replays(assignment)
         self.restore()
         return MeasureResult(
             assignment=assignment,
@@ -263,6 +263,14 @@ class FakeEngine:
             blocks += round_blocks
             test.add(weighted_round(round_blocks))
         return blocks
+
+    def _replays(self, assignment: Assignment) -> list[MeasuredReplay]:
+        test = SequentialTest(assignment.stopping)
+        replays: list[MeasuredReplay] = []
+        while test.decision() is None:
+            replays.append(self._replay(assignment, len(replays)))
+            test.add(replays[-1].log_ratio)
+        return replays
 
     def _block(self, assignment: Assignment, row: ShapeRow, index: int) -> MeasuredBlock:
         times = {

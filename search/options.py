@@ -169,6 +169,14 @@ def _option(
     )
 
 
+def most_prefilled(deployment: Deployment) -> int:
+    """Prompt tokens that one step could take, were there no limit: the longest prompt of each client, as far as the table tells."""
+    prefills = [row for row in deployment.shapes.rows if row.query_tokens > row.num_seqs]
+    return deployment.concurrency * max(
+        (row.context_max + row.query_tokens for row in prefills), default=deployment.model.max_context
+    )
+
+
 def _values_here(setting: Setting, deployment: Deployment, allowed: Numerics, compiler: bool) -> tuple[Value, ...]:
     """The default, and the values that differ from it in effect on this deployment and that the policy admits."""
     hardware, model = deployment.hardware, deployment.model
@@ -182,8 +190,9 @@ def _values_here(setting: Setting, deployment: Deployment, allowed: Numerics, co
             return isinstance(value, int) and value < hardware.num_devices
         if setting.name == "max_batch":
             return isinstance(value, int) and value < deployment.concurrency
-        if setting.name == "chunk_tokens":
-            return isinstance(value, int) and value <= model.max_context
+        if setting.name == "chunk_tokens":  # both sides split alike what is shorter than both
+            least = min(int(value or 0), int(setting.default or 0))
+            return int(value or 0) <= model.max_context and least < most_prefilled(deployment)
         if setting.name == "kv_dtype":
             return value != model.dtype
         return compiler or setting.name != "compile_mode" or hardware.device != "cpu"

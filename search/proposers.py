@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from hotpass.canonical import canonical_json
-from hotpass.records.candidate import Candidate
+from hotpass.records.candidate import Candidate, PartSource
 from hotpass.records.measurement import Tier
 from search.options import REFERENCE, SERVING_SETTINGS, Dial, Option
 from search.space import Choices, Space, answers
@@ -116,14 +117,21 @@ def serving_steps(space: Space, within: Candidate) -> list[Step]:
     return _admitted(space, list(_setting_steps(space, within, space.serving_dials)))
 
 
+def on_fixed_shapes(candidate: Candidate) -> str:
+    """What the fast tier sees of a candidate: equal for two that differ in settings of the serving loop alone."""
+    parts = sorted(canonical_json([_sha256(use.source), use.params]) for use in candidate.parts)
+    kept = {name: value for name, value in candidate.settings.items() if name not in SERVING_SETTINGS}
+    return canonical_json([parts, kept, dict(candidate.parallelism)])
+
+
 def lowest_tier(candidate: Candidate, incumbent: Candidate) -> Tier:
     """The cheapest tier that can tell the two apart: the slow one when only settings of the serving loop differ."""
-
-    def on_fixed_shapes(c: Candidate) -> tuple[object, ...]:
-        kept = {name: value for name, value in c.settings.items() if name not in SERVING_SETTINGS}
-        return (sorted(canonical_json([use.source.sha256, use.params]) for use in c.parts), kept, dict(c.parallelism))
-
     return Tier.SLOW if on_fixed_shapes(candidate) == on_fixed_shapes(incumbent) else Tier.FAST
+
+
+@lru_cache(maxsize=1024)
+def _sha256(source: PartSource) -> str:
+    return source.sha256
 
 
 def _gives_way(space: Space, option: Option, newcomer: Option) -> bool:

@@ -5,7 +5,7 @@
 
 The study never gives the same candidate twice: it keeps an index of candidate ids, whatever their trials are called. It has one
 objective, the log of the speedup over the deployment as loaded, chained through the incumbents that candidates were measured
-against. What is not here: whose turn it is and when to stop (`search.policy`), and durability: a study is rebuilt from the
+against. What is not here: whose turn it is (`cluster.loop`), when to stop (`search.budget`), and durability: a study is rebuilt from the
 ledger (`seen`, `tell`), in the order of the log.
 
 Only public Optuna, the same on 4.5 and on 5.0.
@@ -27,9 +27,9 @@ from optuna.trial import TrialState
 
 from hotpass.canonical import content_hash
 from hotpass.records.candidate import AS_LOADED, Candidate, Proposal
-from hotpass.records.measurement import Attempt, Tier, Verdict
+from hotpass.records.measurement import Attempt, Purpose, Tier, Verdict
 from search.policy import Breaker, breakers
-from search.proposers import Proposer, turn_of
+from search.proposers import Proposer, lowest_tier, on_fixed_shapes, turn_of
 from search.space import NO_CHOICES, Choices, Space, Suggest, answers, param_name
 
 MAX_CARRIED = 300
@@ -85,6 +85,7 @@ class Study:
         self._rng = random.Random(self.seed)
         self._base: Choices = NO_CHOICES
         self._known: dict[str, Candidate] = {AS_LOADED.id: AS_LOADED}
+        self._on_fixed_shapes: set[str] = {on_fixed_shapes(AS_LOADED)}
         self._running: dict[str, int] = {}
         self._values: dict[str, float] = {AS_LOADED.id: 0.0}
         self._fast: set[str] = {AS_LOADED.id}
@@ -117,12 +118,12 @@ class Study:
         return self._values
 
     def knows(self, candidate: Candidate) -> bool:
-        """True when it was asked, enqueued or seen before."""
-        return candidate.id in self._known
+        """True when it, or one that differs in settings of the serving loop alone, was asked, enqueued or seen before."""
+        return candidate.id in self._known or on_fixed_shapes(candidate) in self._on_fixed_shapes
 
     def seen(self, candidate: Candidate) -> None:
         """A candidate proposed elsewhere (a person, an agent, an earlier run): never ask for it."""
-        self._known.setdefault(candidate.id, candidate)
+        self._remember(candidate)
 
     def set_incumbent(self, candidate: Candidate) -> None:
         """Settings of the serving loop in later asks are those of this candidate."""
@@ -136,7 +137,7 @@ class Study:
         candidate = self.space.to_candidate(choices)
         if self.knows(candidate) or self._is_banned(choices) or not self.space.admits(candidate):
             return False
-        self._known[candidate.id] = candidate
+        self._remember(candidate)
         proposal = Proposal(candidate=candidate, proposer=proposer, hypothesis=hypothesis, parents=tuple(parents))
         self._waiting.append((choices, proposal))
         self._waiting.sort(key=lambda item: turn_of(item[1].proposer))  # stable: equal turns keep their order
@@ -156,7 +157,7 @@ class Study:
                 proposal = Proposal(
                     candidate=candidate, proposer=Proposer.OPTUNA, hypothesis="composed from what was fast so far"
                 )
-                self._known[candidate.id] = candidate
+                self._remember(candidate)
                 self._running[candidate.id] = trial.number
                 return Ask(proposal=proposal, choices=walk.choices, trial=trial.number)
             # Pruned, not failed: a sampler that forgets what it suggested suggests it again and again (measured: 11 of 60 asks
@@ -199,7 +200,8 @@ class Study:
         """An attempt of another session on a candidate that this study did not ask for, as if it had been asked."""
         self.seen(candidate)
         choices = self.space.choices_of(candidate)
-        if choices is not None and candidate.id not in self._running and attempt.purpose == "search":
+        first = attempt.purpose is Purpose.SEARCH and attempt.tier is Tier.FAST
+        if choices is not None and candidate.id not in self._running and first:
             self._enter(choices, candidate.id)
         self.tell(attempt)
 
@@ -217,6 +219,7 @@ class Study:
             startup_trials=self._startup_trials,
         )
         study._known |= self._known
+        study._on_fixed_shapes |= self._on_fixed_shapes
         study._values |= self._values
         study._fast |= self._fast
         study._attempts.extend(self._attempts)
@@ -247,12 +250,20 @@ class Study:
             raise ValueError(
                 f"the incumbent {attempt.incumbent_id[:10]} was never measured, so nothing can be chained to it"
             )
+        base = self._values[attempt.incumbent_id]
+        known, incumbent = self._known.get(attempt.candidate_id), self._known.get(attempt.incumbent_id)
+        if known and incumbent and known.id != incumbent.id and lowest_tier(known, incumbent) is Tier.SLOW:
+            return base  # on the shapes that all values are of, the two are one
         ratio = attempt.speedup.value
-        value = math.log(ratio) + self._values[attempt.incumbent_id] if ratio > 0 else math.nan
+        value = math.log(ratio) + base if ratio > 0 else math.nan
         return value if math.isfinite(value) else None
 
     def _is_new(self, candidate: Candidate, choices: Choices) -> bool:
         return not self.knows(candidate) and self.space.admits(candidate) and not self._is_banned(choices)
+
+    def _remember(self, candidate: Candidate) -> None:
+        self._known.setdefault(candidate.id, candidate)
+        self._on_fixed_shapes.add(on_fixed_shapes(candidate))
 
     def _break(self, breaker: Breaker) -> None:
         """Never ask for this choice again."""
@@ -276,7 +287,7 @@ class Study:
         for choices in itertools.chain(drawn, () if size.is_bound else self.space.every(self._base)):
             candidate = self.space.to_candidate(choices)
             if self._is_new(candidate, choices):
-                self._known[candidate.id] = candidate
+                self._remember(candidate)
                 proposal = Proposal(
                     candidate=candidate, proposer=Proposer.RANDOM, hypothesis="untried, drawn by chance"
                 )

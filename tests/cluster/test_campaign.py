@@ -19,7 +19,7 @@ from cluster.campaign import Interrupted, Running, run_campaign
 from cluster.events import read_events
 from cluster.journal import FOLDER, read_state
 from cluster.ports import LocalEngine
-from engines.fake import FakeEngine
+from engines.fake import FakeEngine, step_time_from_costs
 from hotpass.errors import InputError, MachineError
 from hotpass.records.candidate import AS_LOADED, Candidate
 from hotpass.records.deployment import Deployment
@@ -33,7 +33,7 @@ from hotpass.records.measurement import (
     Tier,
     Verdict,
 )
-from tests.cluster.campaigns import fake, machines_with, make_plan, make_running, part
+from tests.cluster.campaigns import FACTORS, fake, machines_with, make_plan, make_running, part
 
 KEYS = {"schema", "campaign", "deployment", "attempts", "attempts_per_hour", "best", "gates", "verdict"}
 BEST_KEYS = {
@@ -229,7 +229,7 @@ def test_a_killed_campaign_resumes_from_its_log(tmp_path: Path) -> None:
             import os, signal, sys
             from pathlib import Path
             sys.path[:0] = sys.argv[2:]
-            from tests.cluster.campaigns import fake, machines_with, make_running
+            from tests.cluster.campaigns import FACTORS, fake, machines_with, make_running
             from cluster.campaign import run_campaign
             from cluster.ports import LocalEngine
 
@@ -356,3 +356,49 @@ def test_a_disturbed_attempt_gets_one_second_look(tmp_path: Path) -> None:
     }
     assert seen["quick-mlp"] == [(Purpose.SEARCH, Verdict.INVALID), (Purpose.REMEASURE, Verdict.INVALID)]
     assert seen["quick-attention"][:2] == [(Purpose.SEARCH, Verdict.INVALID), (Purpose.REMEASURE, Verdict.FASTER)]
+
+
+def serving_campaign(folder: Path, **factors: float) -> Running:
+    """Four clients; each setting of the serving loop has a factor on the fake's replays alone, as on real ones."""
+    running = make_running(folder)
+    deployment = running.plan.deployment
+    shapes = replace(deployment.shapes, concurrency=4)
+    running.plan = replace(running.plan, deployment=replace(deployment, concurrency=4, shapes=shapes))
+    by_parts = step_time_from_costs(20.0, FACTORS)
+
+    class Served(FakeEngine):
+        def measure(self, assignment: Assignment) -> MeasureResult:
+            replayed = step_time_from_costs(20.0, {**FACTORS, **factors})
+            self.step_time = replayed if assignment.tier is Tier.SLOW else by_parts
+            return super().measure(assignment)
+
+    running.open_machines = machines_with(
+        lambda: Served("fake-0", logit_error=lambda candidate: 1e-5 if candidate.parts else 0.0)
+    )
+    return running
+
+
+def test_the_serving_loop_is_tuned_on_the_slow_tier(tmp_path: Path) -> None:
+    result = run_campaign(serving_campaign(tmp_path / "c", **{"max_batch=2": 0.7, "chunk_tokens=64": 1.3}))
+    state = read_state(tmp_path / "c")
+    assert "max_batch=2" in result["best"]["label"]
+    assert result["best"]["speedup_vs_loaded"]["value"] == pytest.approx(1 / 0.56, rel=0.02), (
+        "cold, over the shape table"
+    )
+    asked = {key for key, info in state.candidates.items() if info.proposer == "serving"}
+    served = [
+        row.attempt for row in state.attempts if row.attempt.candidate_id in asked and row.attempt.purpose == "search"
+    ]
+    assert {attempt.tier for attempt in served} == {Tier.SLOW}
+    assert {attempt.verdict for attempt in served} >= {Verdict.FASTER, Verdict.SLOWER, Verdict.INCONCLUSIVE}
+    steps = [step.candidate_id for step in state.incumbents]
+    assert any(state.candidates[step].settings.get("max_batch") == 2 for step in steps)
+    keys = [(row.attempt.candidate_id, row.attempt.tier) for row in state.attempts if row.attempt.purpose == "search"]
+    assert len(keys) == len(set(keys))
+
+
+def test_one_client_and_little_time_leave_the_serving_loop_alone(tmp_path: Path) -> None:
+    running = serving_campaign(tmp_path / "c")
+    running.plan = replace(running.plan, deployment=replace(running.plan.deployment, concurrency=1))
+    run_campaign(running)
+    assert not [info for info in read_state(tmp_path / "c").candidates.values() if info.proposer == "serving"]

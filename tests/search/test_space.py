@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from hotpass.records.candidate import AS_LOADED, Numerics, PartSource
 from hotpass.records.measurement import Tier
+from hotpass.records.shapes import Phase
 from search.catalogue import find_part
+from search.options import build_dials
 from search.proposers import alone, lowest_tier, neighbours, screening, serving_steps
 from search.space import Space
 from tests.search.builders import deployment, part, slot_table
@@ -129,6 +132,14 @@ def test_settings_follow_the_machine_and_the_deployment() -> None:
     assert serving["max_batch"] == (0, 1, 2)
     assert serving["chunk_tokens"] == (512, 64, 128, 256, 1024)
     assert "max_batch" in space_of(concurrency=1).left_out
+
+
+def test_chunks_that_no_prompt_fills_are_left_out() -> None:
+    row = replace(deployment().shapes.rows[0], phase=Phase.PREFILL, num_seqs=1, query_tokens=100, context_max=20)
+    short = replace(deployment(concurrency=1), shapes=replace(deployment().shapes, rows=(row,)))
+    _, serving, left_out = build_dials(short, Numerics.TOLERANCE, compiler=True)
+    assert {dial.setting.name: dial.values for dial in serving} == {"chunk_tokens": (512, 64)}
+    assert "max_batch" in left_out
 
 
 def test_defaults_leave_no_trace_in_a_candidate() -> None:

@@ -295,6 +295,20 @@ def test_serving_settings_of_the_incumbent_stay_in_later_asks() -> None:
     assert all(ask.candidate.settings.get("chunk_tokens") == 64 for ask in run(study, 8))
 
 
+def test_what_differs_in_the_serving_loop_alone_is_one_candidate_to_the_fast_tier() -> None:
+    space = space_of(*PARTS)
+    study = Study(space, seed=2)
+    quick = run(study, 1)[0].candidate
+    served = space.to_candidate({**space.choices_of(quick), "set chunk_tokens": "64"})  # type: ignore[dict-item]
+    assert study.knows(served)
+    study.learn(served, attempt(served.id, quick.id, 1.5, tier=Tier.SLOW))
+    assert study.values[served.id] == study.values[quick.id], "the fast tier's shapes do not see the difference"
+    study.set_incumbent(served)
+    asked = run(study, 30)
+    seen = [proposers.on_fixed_shapes(candidate) for candidate in (quick, *(ask.candidate for ask in asked))]
+    assert len(set(seen)) == len(seen)
+
+
 def test_no_private_optuna_is_used() -> None:
     import search.study
 
