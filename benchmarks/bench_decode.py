@@ -1,0 +1,213 @@
+"""hotpass's best parts against the deployment as loaded, transformers' own loops, and external engines: `make bench-decode`.
+
+    python -m benchmarks.bench_decode [--model smollm2-135m --model smollm2-135m-bf16] [--rounds 8] [--budget-seconds 240]
+
+Batch 1 and 8 decode at a context of 256, and a prompt of 512 tokens. Everything of transformers and hotpass is paired in this run, in
+ABBA rounds beside the deployment as loaded; classes and accuracy stand beside each ratio. External engines (llama.cpp, OpenVINO, vLLM)
+come from `make bench-baselines` on the same machine, not from the same minute: their ratios are unpaired, and say so. A table on
+stderr; one JSON line last on stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+from benchmarks.bench_baselines import cached_results
+from benchmarks.shapes import POINTS, catalogue_candidate, deployment_of, loaded_engine, prepare_model, probe_hardware
+from cluster.floors import bounds_ms
+from engines.decoder_engine import DecoderEngine
+from hotpass.decode import json_safe
+from hotpass.records.candidate import AS_LOADED, Candidate, Numerics
+from hotpass.records.deployment import Deployment
+from hotpass.records.measurement import Assignment, MeasuredBlock, Pairing, Purpose, Stopping, Tier
+from hotpass.records.shapes import ShapeRow
+from hotpass.stats import speedup_of_blocks
+from verification.numerics import reference_checks, summary
+
+OURS = {
+    "smollm2-135m": [("fp32", {}), ("gguf", {}), ("gguf-a8", {})],
+    "smollm2-135m-bf16": [("bf16", {}), ("int8", {})],
+}
+"""Model → storages of `cpp-model` to measure."""
+TRANSFORMERS = (
+    "transformers-eager-fp32",
+    "transformers-sdpa-fp32",
+    "transformers-eager-bf16",
+    "transformers-sdpa-bf16",
+)
+
+
+def main() -> None:
+    options = _arguments()
+    hardware = probe_hardware("cpu")
+    external = cached_results(hardware)
+    found: dict[str, Any] = {}
+    for name in options.model:
+        deployment = deployment_of(prepare_model(name), hardware)
+        _say(f"{name}: loading")
+        with loaded_engine(deployment) as engine:
+            found[name] = _compared(engine, deployment, options.rounds, options.budget_seconds, external)
+        _print_table(name, found[name])
+    missing = sorted({"llama.cpp", "openvino", "vllm"} - {result["engine"] for result in external})
+    print(
+        json.dumps(json_safe({"bench": "decode", "hardware": hardware.name, "models": found, "not_measured": missing}))
+    )
+
+
+def _compared(
+    engine: DecoderEngine, deployment: Deployment, rounds: int, seconds: float, external: list[dict[str, Any]]
+) -> dict[str, Any]:
+    model, bounds = deployment.model, bounds_ms(deployment)
+    rows: list[dict[str, Any]] = []
+    for weights_as, settings in OURS[model.name]:
+        candidate = catalogue_candidate("cpp-model", {"weights_as": weights_as}, model.dtype, dict(settings))
+        result = engine.measure(_order(candidate, deployment, rounds, seconds))
+        checks = summary(reference_checks(result))
+        if result.failure:
+            rows.append({"who": f"hotpass cpp-model {weights_as}", "failure": result.failure.message})
+            continue
+        rows.append(
+            _row(f"hotpass cpp-model {weights_as}", candidate.numerics, checks, result.blocks, deployment, bounds)
+        )
+    for name in TRANSFORMERS:
+        _say(f"{model.name}: {name}")
+        measured = engine.measure_baseline(name, deployment.shapes.rows, seed=7, deadline_seconds=seconds)
+        if measured.failure:
+            rows.append({"who": name, "failure": measured.failure.message})
+            continue
+        checks = summary([check for check in measured.checks if check.against == "reference"])
+        rows.append(_row(name, measured.numerics, checks, measured.blocks, deployment, bounds))
+    for result in external:
+        if result.get("points") and result["model"] == model.name:
+            rows.append(_external_row(result))
+    return {"rows": rows, "goals": _goals(rows)}
+
+
+def _order(candidate: Candidate, deployment: Deployment, rounds: int, seconds: float) -> Assignment:
+    return Assignment(
+        incumbent=AS_LOADED,
+        candidate=candidate,
+        tier=Tier.FAST,
+        purpose=Purpose.REMEASURE,
+        rows=deployment.shapes.rows,
+        seed=time.time_ns() % 2**31,
+        deadline_seconds=seconds,
+        pairing=Pairing.SIDE_BY_SIDE,
+        stopping=Stopping(min_rounds=rounds, max_rounds=rounds),
+    )
+
+
+def _row(
+    who: str,
+    numerics: Numerics,
+    checks: dict[str, float],
+    blocks: tuple[MeasuredBlock, ...],
+    deployment: Deployment,
+    bounds: dict[str, float],
+) -> dict[str, Any]:
+    points: dict[str, Any] = {}
+    for point, shape in POINTS.items():
+        own = [block for block in blocks if block.row.key == shape.key]
+        if not own:
+            continue
+        ratio = speedup_of_blocks(own)
+        ms = sum(sum(block.candidate_ms) for block in own) / (2 * len(own))
+        points[point] = {
+            "tokens_per_s": _tokens(shape) / ms * 1e3,
+            "vs_loaded": ratio.value,
+            "ci95": [ratio.low, ratio.high],
+            "bound_fraction": bounds[shape.key] / ms if shape.key in bounds else None,
+        }
+    return {"who": who, "paired": True, "numerics": numerics.value, "max_abs": checks.get("max_abs"), "points": points}
+
+
+def _external_row(result: dict[str, Any]) -> dict[str, Any]:
+    points = {
+        name: {"tokens_per_s": point["tokens_per_s"]}
+        for name, point in result["points"].items()
+        if point.get("tokens_per_s")
+    }
+    return {
+        "who": f"{result['engine']} {result['variant']}",
+        "paired": False,
+        "max_abs": result.get("max_abs"),
+        "is_baseline": result["baseline"],
+        "points": points,
+    }
+
+
+def _goals(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """hotpass's best at each point over the best baseline that is no more accurate, by tokens/s."""
+    ours = [row for row in rows if row["who"].startswith("hotpass") and "points" in row]
+    others = [
+        row for row in rows if not row["who"].startswith("hotpass") and row.get("is_baseline", True) and "points" in row
+    ]
+    goals: dict[str, Any] = {}
+    for point in POINTS:
+        best: dict[str, Any] | None = None
+        for row in ours:
+            rivals = [
+                other
+                for other in others
+                if point in other["points"] and (other.get("max_abs") or 0.0) <= 2 * (row.get("max_abs") or 0.0) + 2e-4
+            ]
+            if not rivals or point not in row["points"]:
+                continue
+            rival = max(rivals, key=lambda other: float(other["points"][point]["tokens_per_s"]))
+            ratio = row["points"][point]["tokens_per_s"] / rival["points"][point]["tokens_per_s"]
+            if best is None or ratio > best["ratio"]:
+                best = {"ratio": ratio, "ours": row["who"], "over": rival["who"], "paired": rival["paired"]}
+        goals[point] = best
+    return goals
+
+
+def _tokens(shape: ShapeRow) -> int:
+    return shape.query_tokens
+
+
+def _print_table(name: str, found: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{name}: tokens/s (ratio to as loaded)")
+    for column in ("", "class", "largest logit difference", *POINTS):
+        table.add_column(column)
+    for row in found["rows"]:
+        if "failure" in row:
+            table.add_row(row["who"], "failed", row["failure"][:60])
+            continue
+        cells = []
+        for point in POINTS:
+            value = row["points"].get(point)
+            ratio = f" ({value['vs_loaded']:.2f} x)" if value and "vs_loaded" in value else ""
+            cells.append(f"{value['tokens_per_s']:.1f}{ratio}" if value else "-")
+        error = row.get("max_abs")
+        table.add_row(row["who"], row.get("numerics", "unpaired"), f"{error:.2g}" if error is not None else "-", *cells)
+    Console(stderr=True).print(table)
+    for point, goal in found["goals"].items():
+        if goal:
+            _say(
+                f"{name} {point}: {goal['ours']} is {goal['ratio']:.2f} x {goal['over']}{'' if goal['paired'] else ' (unpaired)'}"
+            )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", action="append", choices=sorted(OURS))
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--budget-seconds", type=float, default=240.0, help="deadline of one measurement")
+    options = parser.parse_args()
+    options.model = options.model or sorted(OURS)
+    return options
+
+
+def _say(text: str) -> None:
+    print(f"bench-decode · {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
