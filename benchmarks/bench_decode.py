@@ -28,7 +28,7 @@ from hotpass.records.shapes import ShapeRow
 from hotpass.stats import speedup_of_blocks
 from verification.numerics import reference_checks, summary
 
-OURS = {
+OURS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "smollm2-135m": [("fp32", {}), ("gguf", {}), ("gguf-a8", {})],
     "smollm2-135m-bf16": [("bf16", {}), ("int8", {})],
 }
@@ -81,9 +81,7 @@ def _compared(
             continue
         checks = summary([check for check in measured.checks if check.against == "reference"])
         rows.append(_row(name, measured.numerics, checks, measured.blocks, deployment, bounds))
-    for result in external:
-        if result.get("points") and result["model"] == model.name:
-            rows.append(_external_row(result))
+    rows += [_external_row(found) for found in external if found.get("points") and found["model"] == model.name]
     return {"rows": rows, "goals": _goals(rows)}
 
 
