@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hotpass.errors import InputError, nearest
@@ -13,7 +15,11 @@ if TYPE_CHECKING:
     from costmodel.machine import Machine
     from costmodel.records import Asked, OperatorRow, Plan, PlanResult
     from costmodel.serving import Load
+    from costmodel.simulate import Job
+    from hotpass.traffic.records import Request
 
+MOST_REQUESTS = 4096
+"""Of a trace: its beginning."""
 KV_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 
 
@@ -33,16 +39,18 @@ def plan(
     kv_dtype: str = "bf16",
     disaggregated: bool = True,
     simulate: bool = True,
+    calibration: str | None = None,
 ) -> PlanResult:
     """Ranked ways to serve a model, predicted before anything runs. `result.plans` are records, `result.dataframe()` a table.
 
     `model`: config.json, folder, hub id. `hardware`: a named system with a count (`h200x8`, `4*h100x8`), a YAML file, or `auto`.
-    `traffic`: a preset, a trace, or lengths as `1024x1024`. Raises InputError with one clear sentence.
+    `traffic`: a preset, a trace, or lengths as `1024x1024`. `calibration`: a file of corrections learned from measured rows. Raises
+    InputError with one clear sentence.
     """
     return question(
         model, hardware, traffic, gpus=gpus, concurrency=concurrency, slo_ttft_ms=slo_ttft_ms, slo_tpot_ms=slo_tpot_ms,
         objective=objective, price_per_gpu_hour=price_per_gpu_hour, backend=backend, precision=precision, kv_dtype=kv_dtype,
-        disaggregated=disaggregated, simulate=simulate,
+        disaggregated=disaggregated, simulate=simulate, calibration=calibration,
     ).answer()  # fmt: skip
 
 
@@ -79,8 +87,10 @@ def question(
     kv_dtype: str,
     disaggregated: bool,
     simulate: bool,
+    calibration: str | None,
 ) -> Question:
     """Resolve every name, each refused by its own sentence."""
+    from costmodel.calibration import Corrections
     from costmodel.records import Asked, Objective
 
     if objective not in list(Objective):
@@ -90,11 +100,12 @@ def question(
     if kv_dtype not in KV_BYTES:
         raise InputError("--kv-dtype", kv_dtype, "is not a cache type", nearest(kv_dtype, list(KV_BYTES)))
     graph = _graph(model)
-    load, lengths = _load(traffic, graph.max_context)
+    load, jobs, block_tokens = _load(traffic, graph.max_context)
     asked = Asked(
         concurrency=concurrency, slo_ttft_ms=slo_ttft_ms, slo_tpot_ms=slo_tpot_ms, objective=Objective(objective),
         price_per_gpu_hour=price_per_gpu_hour, backend=backend, precision=precision, kv_bytes=KV_BYTES[kv_dtype],
-        disaggregated=disaggregated, simulate=simulate, traffic_lengths=lengths,
+        disaggregated=disaggregated, simulate=simulate, jobs=jobs, block_tokens=block_tokens,
+        corrections=Corrections.load(Path(calibration)) if calibration else None,
     )  # fmt: skip
     return Question(graph, _machine(hardware, gpus), load, asked)
 
@@ -112,14 +123,14 @@ def _graph(model: str) -> ModelGraph:
 
 def _machine(hardware: str, gpus: int | None) -> Machine:
     from costmodel.machine import Machine, parse_machine
+    from hotpass.hardware import SYSTEMS
 
     if hardware in ("auto", "cpu"):
         from engines.probe import probe_hardware
 
         ref = probe_hardware(device="cpu" if hardware == "cpu" else "auto")
-        named = str(ref.details.get("system", ""))
-        if ref.device == "cuda" and named:
-            return parse_machine(f"{named}x{ref.num_devices}", gpus)
+        if ref.name in SYSTEMS:
+            return parse_machine(f"{ref.name}x{ref.num_devices}", gpus)
         machine = Machine.of(ref)
         if gpus is not None and gpus != machine.num_devices:
             raise InputError(
@@ -129,25 +140,47 @@ def _machine(hardware: str, gpus: int | None) -> Machine:
     return parse_machine(hardware, gpus)
 
 
-def _load(traffic: str, max_context: int) -> tuple[Load, tuple[tuple[int, int], ...]]:
-    """Mean lengths and the trace's own."""
+def _load(traffic: str, max_context: int) -> tuple[Load, tuple[Job, ...], int]:
+    """Mean lengths, the trace's own requests, and the tokens of a block of their prefixes (0 without)."""
     from costmodel.serving import Load
+    from costmodel.simulate import Job
 
     spelled = re.fullmatch(r"(-?\d+)\s*[x:]\s*(-?\d+)", traffic)
     if spelled:
         first, second = int(spelled[1]), int(spelled[2])
         if first < 1 or second < 1:
             raise InputError("--traffic", traffic, "has lengths below 1", "give input and output tokens, as 1024x512")
-        return Load(input_tokens=float(first), output_tokens=float(second)), ()
+        return Load(input_tokens=float(first), output_tokens=float(second)), (), 0
     from hotpass.traffic import read_traffic
 
-    requests = read_traffic(traffic, max_context=max_context).requests
+    requests = read_traffic(traffic, max_context=max_context).requests[:MOST_REQUESTS]
     if not requests:
         raise InputError(
             "--traffic", traffic, f"has no request within {max_context} tokens", "choose another model or trace"
         )
-    lengths = tuple((r.input_tokens, max(r.output_tokens, 1)) for r in requests[:4096])
-    count = len(lengths)
-    return Load(
-        input_tokens=sum(a for a, _ in lengths) / count, output_tokens=sum(b for _, b in lengths) / count
-    ), lengths
+    jobs = tuple(
+        Job(input_tokens=r.input_tokens, output_tokens=max(r.output_tokens, 1), prefix=tuple(r.prefix_hashes))
+        for r in requests
+    )
+    count = len(jobs)
+    load = Load(
+        input_tokens=sum(job.input_tokens for job in jobs) / count,
+        output_tokens=sum(job.output_tokens for job in jobs) / count,
+        cached_share=repeated_share(requests),
+    )
+    return load, jobs, max(r.block_tokens for r in requests)
+
+
+def repeated_share(requests: Sequence[Request]) -> float:
+    """Part of all prompt tokens whose leading blocks an earlier request had: what a prefix cache without limit would hold."""
+    seen: set[int] = set()
+    cached = 0
+    for request in requests:
+        known = 0
+        for block in request.prefix_hashes:
+            if block not in seen:
+                break
+            known += 1
+        seen.update(request.prefix_hashes)
+        cached += min(known * request.block_tokens, max(request.input_tokens - 1, 0))
+    return cached / sum(request.input_tokens for request in requests)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from costmodel.measured import architecture
-from costmodel.operators import BACKENDS, Kind
+from costmodel.operators import BACKENDS, Kind, Layout
+from costmodel.serving import Load, Steady
 from hotpass.errors import InputError
 
 Floats = NDArray[np.float64]
@@ -72,22 +73,59 @@ class Calibration:
         low, high = self.intervals.get(group, self.intervals[""])
         return float(np.exp(low)), float(np.exp(high))
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Corrections:
+    """Both targets."""
+
+    tpot: Calibration
+    ttft: Calibration
+
+    @property
+    def version(self) -> str:
+        return hashlib.sha256(f"{self.tpot.version}{self.ttft.version}".encode()).hexdigest()[:8]
+
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @staticmethod
-    def load(path: Path) -> Calibration:
+    def load(path: Path) -> Corrections:
         """Raises InputError for a torn file."""
         try:
             plain = json.loads(path.read_text(encoding="utf-8"))
-            lists: dict[str, Any] = {
-                key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()
-            }
-            return Calibration(
-                **{**lists, "intervals": {key: tuple(value) for key, value in plain["intervals"].items()}}
-            )
+            return Corrections(**{target: _from_plain(plain[target]) for target in TARGETS})
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise InputError("calibration", path, f"cannot be read ({error})", "fit it again") from None
+
+
+def _from_plain(plain: Mapping[str, Any]) -> Calibration:
+    lists: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()}
+    lists["intervals"] = {key: tuple(value) for key, value in plain["intervals"].items()}
+    return Calibration(**lists)
+
+
+def fit_corrections(rows: pd.DataFrame, predicted: pd.DataFrame) -> Corrections:
+    """From measured rows and what is predicted for them (`costmodel.measured.predict_rows`); refused rows are left out."""
+    answered = predicted["refused"] == ""
+    return Corrections(**{target: fit(rows[answered], predicted[answered], target) for target in TARGETS})
+
+
+def corrected(
+    steady: Steady, layout: Layout, load: Load, concurrency: Floats, backend: str, corrections: Corrections
+) -> Steady:
+    """A steady state with both times corrected, and the rate that follows."""
+    size = len(concurrency)
+    rows = pd.DataFrame({"mode": ["agg"] * size, "backend": [backend] * size})
+    parts = {"decode": steady.decode.by_kind(), "prefill": steady.prefill.by_kind()}
+    predicted = pd.DataFrame(
+        {f"{phase}_{kind}_ms": s * 1e3 for phase, done in parts.items() for kind, s in done.items()}
+    )
+    predicted["waiting"] = np.maximum(concurrency / layout.dp, 1.0)
+    predicted["tpot_ms"], predicted["ttft_ms"] = steady.tpot_s * 1e3, steady.ttft_s * 1e3
+    tpot = steady.tpot_s * corrections.tpot.factor(features_of(rows, predicted, "tpot"))
+    ttft = steady.ttft_s * corrections.ttft.factor(features_of(rows, predicted, "ttft"))
+    cycle = ttft + max(load.output_tokens - 1.0, 0.0) * tpot
+    return replace(steady, tpot_s=tpot, ttft_s=ttft, requests_per_s=concurrency / cycle)
 
 
 def features_of(rows: pd.DataFrame, predicted: pd.DataFrame, target: str) -> pd.DataFrame:

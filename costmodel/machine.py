@@ -71,7 +71,8 @@ class Machine:
 
     @staticmethod
     def of(ref: HardwareRef) -> Machine:
-        """A probed machine: its measured bandwidth and FLOP rate."""
+        """A probed machine: its measured bandwidth and FLOP rate. A CPU is one accelerator, however many cores it has."""
+        devices = 1 if ref.device == "cpu" else ref.num_devices
         read, rate = ref.details.get("read_gb_per_s"), ref.details.get("bf16_gflop_per_s")
         if not isinstance(read, (int, float)) or not isinstance(rate, (int, float)):
             rate = ref.details.get("fp32_gflop_per_s", rate)
@@ -88,9 +89,9 @@ class Machine:
             memory_bytes_per_s=read * 1e9,
             flops={"bf16": rate * 1e9},
             scale_up_bytes_per_s=read * 1e9,
-            domain=ref.num_devices,
+            domain=devices,
             scale_out_bytes_per_s=0.0,
-            num_devices=ref.num_devices,
+            num_devices=devices,
         )
 
 

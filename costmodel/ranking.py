@@ -8,19 +8,21 @@ it. Pipeline and decode context parallelism have never been compared with measur
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.calibration import Corrections, corrected
 from costmodel.graph import ModelGraph
 from costmodel.machine import Machine
 from costmodel.operators import BACKENDS, Layout, Provenance, Roofline, source_for, step
 from costmodel.plans import Memory, enumerate_layouts, memory_of, with_formats
-from costmodel.records import SERVING_SPREAD, Asked, Interval, Objective, OperatorRow, Plan, PlanResult
+from costmodel.records import SERVING_SPREAD, Z90, Asked, Interval, Objective, OperatorRow, Plan, PlanResult
 from costmodel.serving import Load, Split, Steady, disaggregated, passes, steady_state
-from costmodel.simulate import Job, StepTimes, simulate
+from costmodel.simulate import StepTimes, simulate
 from hotpass.errors import InputError, nearest
 
 Floats = NDArray[np.float64]
@@ -65,10 +67,29 @@ def plan(graph: ModelGraph, machine: Machine, load: Load, asked: Asked) -> PlanR
         frontier=_frontier(grid, np.flatnonzero(fits & known)),
         considered=considered,
         pruned={reason: count for reason, count in pruned.most_common() if count},
+        next_measurement=next_measurement(chosen),
         fewest_gpus=_fewest(grid, possible, asked, chosen),
         disputed=machine.disputed,
         notes=tuple(dict.fromkeys([*getattr(source, "notes", []), *graph.notes])),
     )
+
+
+def next_measurement(plans: list[Plan]) -> str | None:
+    """The plan whose measurement would teach most about which is best: largest expected gain over the first (expected improvement
+    under log-normal errors), the first itself when no other overlaps with it. None without plans."""
+    if not plans:
+        return None
+    best = plans[0].tokens_per_s_per_gpu
+    gains = []
+    for made in plans[1:]:
+        rate = made.tokens_per_s_per_gpu
+        spread = math.log(rate.high / rate.low) / (2 * Z90)
+        lead = (math.log(rate.value / best.value)) / spread
+        density = math.exp(-(lead**2) / 2) / math.sqrt(2 * math.pi)
+        gains.append(spread * (density + lead * 0.5 * (1 + math.erf(lead / math.sqrt(2)))))
+    if not gains or max(gains) < 1e-3:
+        return plans[0].name
+    return plans[1 + int(np.argmax(gains))].name
 
 
 def _fewest(grid: _Grid, possible: NDArray[np.intp], asked: Asked, chosen: list[Plan]) -> int | None:
@@ -124,6 +145,7 @@ class _Grid:
     kv_bytes: float
     spreads: dict[str, Floats]
     """Of the operators alone."""
+    corrections: Corrections | None
     sources: NDArray[np.int8]
     """Weakest provenance."""
 
@@ -133,6 +155,9 @@ class _Grid:
         index, replicas, concurrency = _points(kinds, machine, asked)
         layout = kinds.take(index)
         steady = steady_state(graph, layout, source, load, concurrency, kv_bytes=asked.kv_bytes)
+        sources = np.maximum(steady.decode.worst(), steady.prefill.worst())
+        if asked.corrections is not None:
+            steady = corrected(steady, layout, load, concurrency, asked.backend, asked.corrections)
         memory = memory_of(
             graph, layout, concurrency=concurrency, context=load.input_tokens + load.output_tokens, kv_bytes=asked.kv_bytes,
             chunk_tokens=asked.chunk_tokens,
@@ -141,7 +166,7 @@ class _Grid:
             graph=graph, machine=machine, source=source, load=load, layout=layout, replicas=replicas, concurrency=concurrency,
             steady=steady, memory=memory, pruned=pruned, kv_bytes=asked.kv_bytes,
             spreads={"tpot": steady.decode.spread(), "ttft": steady.prefill.spread()},
-            sources=np.maximum(steady.decode.worst(), steady.prefill.worst()),
+            sources=sources, corrections=asked.corrections,
         )  # fmt: skip
 
     @property
@@ -181,10 +206,22 @@ class _Grid:
         )
         return float(np.sqrt(own**2 + SERVING_SPREAD[what] ** 2 + disputed**2))
 
+    def interval(self, what: str, index: int, value: float, asked: Asked, *, apart: bool = False) -> Interval:
+        """Around a time (`tpot`, `ttft`) or a rate (`rate`, of the time per token): calibrated where it was, else from the sources."""
+        target = "tpot" if what == "rate" else what
+        if self.corrections is None or apart:
+            return Interval.around(value, self.spread(target, index))
+        low, high = getattr(self.corrections, target).interval(f"agg/{asked.backend}")
+        return (
+            Interval(value=value, low=value / high, high=value / low)
+            if what == "rate"
+            else Interval(value=value, low=value * low, high=value * high)
+        )
+
     def record(self, index: int, asked: Asked) -> Plan:
         i, gpus = index, int(self.layout.gpus[index])
         tokens = float(self.steady.tokens_per_s(self.load)[i])
-        spread = self.spread("tpot", i)
+        tpot = float(self.tpot[i])
         share = float(self.steady.prefill_share[i])
         cost = _cost(asked, gpus, float(self.steady.requests_per_s[i]), self.load, share, 1 - share)
         unvalidated = [name for name in ("pp", "dcp") if getattr(self.layout, name)[i] > 1]
@@ -198,14 +235,16 @@ class _Grid:
                 name: int(getattr(self.layout, name)[i])
                 for name in ("tp", "dp", "pp", "moe_tp", "ep", "dcp", "all_to_all")
             },
-            ttft_ms=Interval.around(float(self.ttft[i]), self.spread("ttft", i)),
-            tpot_ms=Interval.around(float(self.tpot[i]), spread),
-            tokens_per_s_per_user=Interval.around(1e3 / float(self.tpot[i]), spread),
-            tokens_per_s_per_gpu=Interval.around(tokens / gpus, spread),
+            ttft_ms=self.interval("ttft", i, float(self.ttft[i]), asked),
+            tpot_ms=self.interval("tpot", i, tpot, asked),
+            tokens_per_s_per_user=self.interval("rate", i, 1e3 / tpot, asked),
+            tokens_per_s_per_gpu=self.interval("rate", i, tokens / gpus, asked),
             memory_gb_per_gpu=float(self.memory.total[i]) / 1e9,
             cost_per_million_input=cost[0],
             cost_per_million_output=cost[1],
-            source=Provenance(int(self.sources[i])).label,
+            source=f"calibrated {self.corrections.version}"
+            if self.corrections
+            else Provenance(int(self.sources[i])).label,
             unvalidated=tuple(unvalidated),
         )
 
@@ -356,12 +395,9 @@ def _simulated(chosen: list[Plan], grid: _Grid, asked: Asked) -> list[Plan]:
         group = max(1, round(made.concurrency / made.layout["dp"]))
         free = grid.machine.memory_bytes - float(grid.memory.weights[made.index] + grid.memory.working[made.index])
         per_token = float(grid.memory.cache[made.index]) / group / (grid.load.input_tokens + grid.load.output_tokens)
-        jobs = [
-            Job(input_tokens=a, output_tokens=b)
-            for a, b in asked.lengths(grid.load, max(2 * group, min(4 * group, 64)))
-        ]
         found = simulate(
-            jobs, steps, cache_tokens=int(free / per_token), max_batch=group, chunk_tokens=asked.chunk_tokens, clients=group
+            asked.played(grid.load, max(2 * group, min(4 * group, 64))), steps, cache_tokens=int(free / per_token), max_batch=group,
+            chunk_tokens=asked.chunk_tokens, clients=group, block_tokens=asked.block_tokens,
         )  # fmt: skip
         groups = made.layout["dp"] * made.replicas
         good = found.goodput((asked.slo_ttft_ms or np.inf) / 1e3, (asked.slo_tpot_ms or np.inf) / 1e3) * groups
@@ -375,6 +411,7 @@ def _simulated(chosen: list[Plan], grid: _Grid, asked: Asked) -> list[Plan]:
                 "goodput_per_gpu": good / made.gpus,
                 "cache_use": found.peak_cache_tokens / max(int(free / per_token), 1),
                 "preemptions": float(found.preemptions),
+                "cached_tokens": float(found.cached_tokens),
             },
         )
     return [by_name.get(made.name, made) for made in chosen]

@@ -9,10 +9,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from costmodel.serving import Load
+from costmodel.simulate import Job
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from costmodel.calibration import Corrections
 
 SERVING_SPREAD = {"tpot": 0.35, "ttft": 1.0}
 """Standard deviation of log time beyond the operators': host work, schedulers, load imbalance; queueing for the first token. From the
@@ -70,12 +72,16 @@ class Asked:
     """Consider prefill and decode on different accelerators too."""
     simulate: bool = True
     """Play the best plans event by event."""
-    traffic_lengths: tuple[tuple[int, int], ...] = ()
-    """(input, output) tokens of the trace's requests; empty: all at the mean."""
+    jobs: tuple[Job, ...] = ()
+    """The trace's requests, for the simulation; empty: all at the mean."""
+    block_tokens: int = 0
+    """Tokens of a block of the trace's prefixes; 0: no prefix cache."""
+    corrections: Corrections | None = None
+    """Learned from measured rows; None: as the sources say."""
 
-    def lengths(self, load: Load, count: int) -> list[tuple[int, int]]:
-        """Lengths of `count` requests, the trace's own over and over."""
-        source = self.traffic_lengths or ((round(load.input_tokens), round(load.output_tokens)),)
+    def played(self, load: Load, count: int) -> list[Job]:
+        """`count` requests, the trace's own over and over."""
+        source = self.jobs or (Job(input_tokens=round(load.input_tokens), output_tokens=round(load.output_tokens)),)
         return [source[i % len(source)] for i in range(count)]
 
 
@@ -139,6 +145,8 @@ class PlanResult:
     considered: int
     pruned: Mapping[str, int]
     """Reason → plans left out for it."""
+    next_measurement: str | None
+    """The plan whose measurement would narrow the choice most; None without plans."""
     fewest_gpus: int | None
     """That hold the SLO; None when nothing does."""
     disputed: tuple[str, ...]

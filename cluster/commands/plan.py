@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.validate:
-        return validate(Path(arguments.validate), as_json=arguments.json)
+        return validate(Path(arguments.validate), as_json=arguments.json, save=arguments.save_calibration)
     if arguments.model is None or arguments.hardware is None:
         missing = "--model" if arguments.model is None else "--hardware"
         raise InputError(missing, "(missing)", "is needed", "see hotpass plan --help")
@@ -26,6 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
         slo_ttft_ms=arguments.slo_ttft_ms, slo_tpot_ms=arguments.slo_tpot_ms, objective=arguments.objective,
         price_per_gpu_hour=arguments.price_per_gpu_hour, backend=arguments.backend, precision=arguments.precision,
         kv_dtype=arguments.kv_dtype, disaggregated=not arguments.no_disaggregated, simulate=not arguments.no_simulate,
+        calibration=arguments.calibration,
     )  # fmt: skip
     result = asked.answer()
     explained = asked.explain(find_plan(result, arguments.explain)) if arguments.explain else []
@@ -35,18 +37,32 @@ def run(arguments: argparse.Namespace) -> int:
         draw(result, Path(arguments.plot))
     if arguments.json:
         plain = json_safe(result)
+        plain["asked"]["jobs"] = len(result.asked.jobs)
+        plain["asked"]["corrections"] = result.asked.corrections.version if result.asked.corrections else None
         print(json.dumps({**plain, "plans": plain["plans"][: arguments.top], "explained": json_safe(explained)}))
     else:
         _print(result, explained, arguments.top)
     return 0 if result.plans else 1
 
 
-def validate(path: Path, *, as_json: bool) -> int:
-    """Score the cost model on measured rows, zero-shot."""
-    from costmodel.measured import read_rows
+def validate(path: Path, *, as_json: bool, save: str | None) -> int:
+    """Score the cost model on measured rows, zero-shot; with `save`, fit corrections to them too."""
+    from costmodel.calibration import fit_corrections
+    from costmodel.measured import predict_rows, read_rows
     from costmodel.validate import validate as score
 
-    found = score(read_rows(path))
+    rows = read_rows(path)
+    predicted = predict_rows(rows)
+    found = score(rows, predicted)
+    if save:
+        fitted = fit_corrections(rows, predicted)
+        fitted.save(Path(save))
+        for one in (fitted.tpot, fitted.ttft):
+            print(
+                f"{save}: {one.target} fitted to {one.num_rows} rows of {len(one.architectures)} architectures, "
+                f"{one.held_out_error:.1%} median error on those left out",
+                file=sys.stderr,
+            )
     if as_json:
         print(json.dumps(json_safe(found)))
         return 0
@@ -89,6 +105,8 @@ def _print(result: PlanResult, explained: list[OperatorRow], top: int) -> None:
         print(line)
     if result.fewest_gpus is not None:
         print(f"\nfewest GPUs that hold the limits: {result.fewest_gpus}")
+    if result.next_measurement is not None:
+        print(f"measuring this would tell most: {result.next_measurement}")
     print(f"\n{result.considered} plans priced; left out:")
     for reason, count in result.pruned.items():
         print(f"{count:8d}  {reason}")

@@ -53,6 +53,7 @@ def test_json_for_programs(model: str, capsys: pytest.CaptureFixture[str]) -> No
     assert code == 0
     assert len(answer["plans"]) == 3
     assert answer["plans"][0]["tpot_ms"]["low"] < answer["plans"][0]["tpot_ms"]["value"]
+    assert answer["asked"]["jobs"] == 0
     assert answer["load"] == {"input_tokens": 512.0, "output_tokens": 64.0, "cached_share": 0.0}
 
 
@@ -69,7 +70,18 @@ def test_from_python(model: str) -> None:
     result = hp.plan(model, "h200x2", "chat", simulate=False, price_per_gpu_hour=2.0)
     assert result.plans[0].cost_per_million_output is not None
     assert len(result.dataframe()) == len(result.plans)
-    assert len(result.asked.traffic_lengths) > 1
+    assert len(result.asked.jobs) > 1
+
+
+def test_shared_prefixes_of_a_trace_are_not_prefilled_twice(model: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    lines = [{"timestamp": 0, "input_length": 1024, "output_length": 8, "hash_ids": [1, 2 + n // 2]} for n in range(4)]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = hp.plan(model, "h200x1", str(trace), concurrency=1)
+    # Of four prompts of two blocks, the first two and the third's second are new: 2 x 512 + 1 x 512 + 1 x 1023 tokens are known.
+    assert result.load.cached_share == pytest.approx((1023 + 512 + 1023) / 4096)
+    assert result.plans[0].simulated is not None
+    assert result.plans[0].simulated["cached_tokens"] > 0
 
 
 @pytest.mark.parametrize(
@@ -84,6 +96,8 @@ def test_from_python(model: str) -> None:
         (["--model", "nobody-has-this"], "no config.json"),
         (["--explain", "999"], "no rank or plan"),
         (["--plot", "x.gif"], ".png nor .html"),
+        (["--calibration", "nowhere.json"], "cannot be read"),
+        (["--validate", "nowhere.csv"], "cannot be read"),
     ],
 )
 def test_bad_input_is_one_sentence(

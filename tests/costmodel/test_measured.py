@@ -10,9 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from costmodel.calibration import Calibration, fit, leave_one_out
+from costmodel.calibration import Corrections, fit, fit_corrections, leave_one_out
 from costmodel.graph import ModelGraph
+from costmodel.machine import parse_machine
 from costmodel.measured import predict_rows, read_rows
+from costmodel.ranking import plan
+from costmodel.records import Asked
+from costmodel.serving import Load
 from costmodel.validate import score, validate, zero_shot
 from hotpass.errors import InputError
 
@@ -117,11 +121,26 @@ def test_versions_are_of_the_content_and_survive_a_file(
     first, again = fit(rows, predicted, "tpot"), fit(rows, predicted, "tpot")
     assert first.version == again.version
     assert fit(rows.iloc[:48], predicted.iloc[:48], "tpot").version != first.version
-    first.save(tmp_path / "fit.json")
-    assert Calibration.load(tmp_path / "fit.json") == first
-    (tmp_path / "fit.json").write_text("{")
+    both = fit_corrections(rows, predicted)
+    assert both.tpot == first
+    both.save(tmp_path / "fit.json")
+    assert Corrections.load(tmp_path / "fit.json") == both
+    (tmp_path / "fit.json").write_text("{}")
     with pytest.raises(InputError, match="cannot be read"):
-        Calibration.load(tmp_path / "fit.json")
+        Corrections.load(tmp_path / "fit.json")
+
+
+def test_corrections_change_plans(measured: tuple[pd.DataFrame, pd.DataFrame], dense: ModelGraph) -> None:
+    both = fit_corrections(*measured)
+    load, machine = Load(input_tokens=1024, output_tokens=256), parse_machine("h200x2")
+    asked = Asked(simulate=False, disaggregated=False, concurrency=8)
+    plain = plan(dense, machine, load, asked)
+    fixed = plan(dense, machine, load, replace(asked, corrections=both))
+    before = {made.name: made.tpot_ms.value for made in plain.plans}
+    for made in fixed.plans:
+        if made.layout["pp"] == 1:
+            assert made.tpot_ms.value / before[made.name] == pytest.approx(1.5, rel=0.1)
+        assert made.source == f"calibrated {both.version}"
 
 
 def test_scores_by_hand() -> None:
