@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hotpass.decode import json_safe
 from hotpass.settings import DEFAULTS
 from hotpass.traffic import read_traffic, shape_table, summarize
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 def traffic(arguments: argparse.Namespace) -> int:
@@ -33,32 +38,27 @@ def traffic(arguments: argparse.Namespace) -> int:
 
 def hardware(arguments: argparse.Namespace) -> int:
     """This machine as a deployment would record it, or a named system of the table."""
+    from hotpass.hardware.render import describe_machine, describe_system
+
     if arguments.name:
         from hotpass.hardware import system
 
-        found = json_safe(system(arguments.name))
-    else:
-        from engines.probe import probe_hardware
+        named = system(arguments.name)
+        if named.numbers:
+            return _show(named, describe_system(named), arguments.json)
+    from engines.probe import probe_hardware
 
-        found = json_safe(probe_hardware(device=arguments.device))
-    if arguments.json:
-        print(json.dumps(found))
-        return 0
+    if not arguments.json:
+        print("measuring this machine, about ten seconds …", file=sys.stderr, flush=True)
+    machine = probe_hardware(device=arguments.name or arguments.device)
+    return _show(machine, describe_machine(machine), arguments.json)
+
+
+def _show(record: object, shown: RenderableType, as_json: bool) -> int:
     from rich.console import Console
-    from rich.table import Table
 
-    shown = Table(show_header=False, box=None, padding=(0, 2))
-    for key, value in _flat(found):
-        shown.add_row(f"[dim]{key}[/dim]", value)
-    Console().print(shown)
+    if as_json:
+        print(json.dumps(json_safe(record)))
+    else:
+        Console().print(shown)
     return 0
-
-
-def _flat(plain: dict[str, object], prefix: str = "") -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = []
-    for key, value in plain.items():
-        if isinstance(value, dict):
-            rows += _flat(value, f"{prefix}{key}.")
-        else:
-            rows.append((f"{prefix}{key}", ", ".join(map(str, value)) if isinstance(value, list) else str(value)))
-    return rows
