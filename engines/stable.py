@@ -26,7 +26,7 @@ import numpy as np
 from engines.client import Child
 from engines.judge.contexts import Contexts
 from engines.judge.inputs import InputSet, SourceMaker, TokenSource, drawer, seed_of, window_tokens
-from engines.judge.pairing import SideBySide
+from engines.judge.pairing import Pair, SideBySide
 from engines.judge.rounds import Evidence, Place, Plan, Rounds
 from engines.judge.windows import run_window
 from engines.keeper import Keeper, KeptWeights
@@ -334,7 +334,10 @@ class Stable:
             for side in Side:
                 self.load_contexts(child, side.value, places, _soon())
             self.note_loaded(child, self.pool)
-            evidence, noise = self._a_against_a(child, places)
+            pair_of_one = SideBySide(child, self.kv, self.recipe.model.vocab_size)
+            evidence, noise = self.a_against_a(
+                pair_of_one, places, self.recipe.aa_seconds / (1 if self._births == 1 else 3)
+            )
             pair = PairChild(
                 child=child,
                 fingerprint=child.call_record("fingerprint", None, Fingerprint, deadline=_soon()),
@@ -348,14 +351,16 @@ class Stable:
             pair.beside_itself[(AS_LOADED.id, place)] = deque(seconds, maxlen=8)
         return pair
 
-    def _a_against_a(self, child: Child, places: Sequence[Place]) -> tuple[Evidence, float]:
-        """Both sides as loaded: at least one block on every place, more while time is left. The spread is the noise floor."""
+    def a_against_a(
+        self, pair: Pair, places: Sequence[Place], patience: float, *, held_out: bool = False
+    ) -> tuple[Evidence, float]:
+        """Both sides as loaded: at least one block on every place, more for as long as `patience` seconds last. The spread of the
+        blocks is the noise floor. Raises CandidateFailed."""
         evidence = Evidence()
-        source = self.recipe.sources(seed_of(self.recipe.seed, "aa", self._births), False)
+        source = self.recipe.sources(seed_of(self.recipe.seed, "aa", self._births), held_out)
         rng = random.Random(seed_of(self.recipe.seed, "aa order", self._births))
         plan = self.plan(places, source, rng, pool={})
-        rounds = Rounds(SideBySide(child, self.kv, self.recipe.model.vocab_size), plan, evidence, rng)
-        patience = self.recipe.aa_seconds if self._births == 1 else self.recipe.aa_seconds / 3
+        rounds = Rounds(pair, plan, evidence, rng)
         end = time.monotonic() + patience
         index = 0
         while index < 2 or (index < 6 and time.monotonic() < end):

@@ -158,19 +158,32 @@ class Judge:
                 b = children.enter_context(self._stable.fresh_child())
                 if assignment.purpose is Purpose.COLD:
                     attempt.pool = self._held_out(a, places, assignment.seed)
+            pair = TwoProcesses(a, b, self._stable.kv, self._vocab)
+            with attempt.phase("a against a"), machine_fault("A/A of fresh children"):
+                self._a_against_a(attempt, pair, places)
             attempt.started = time.monotonic()
             try:
                 with attempt.phase("install"):
-                    for child, side, candidate in (
-                        (a, Side.INCUMBENT, assignment.incumbent),
-                        (b, Side.CANDIDATE, assignment.candidate),
-                    ):
-                        report = self._installer.install(child, side, candidate, places, attempt.deadline)
-                        attempt.reloads.append(report)
-                pair = TwoProcesses(a, b, self._stable.kv, self._vocab)
+                    self._install(attempt, a, Side.INCUMBENT, assignment.incumbent, places)
+                if assignment.incumbent != AS_LOADED:
+                    with attempt.phase("alone"):
+                        taken = self._alone_seconds(attempt, a, places, "alone")
+                    attempt.alone = {place: statistics.median(seconds) for place, seconds in taken.items()}
+                with attempt.phase("install"):
+                    self._install(attempt, b, Side.CANDIDATE, assignment.candidate, places)
                 self._measure_pair(attempt, pair, places, requests)
+                attempt.disturbed = self._disturbance(attempt, a, b)
             except CandidateFailed as error:
                 attempt.failure = error.failure
+
+    def _a_against_a(self, attempt: Attempt, pair: TwoProcesses, places: Sequence[Place]) -> None:
+        """Both children as loaded: the noise floor of two processes, and the incumbent's time beside one that does nothing."""
+        for side in Side:
+            child, name = pair.place(side)
+            self._stable.load_contexts(child, name, places, time.monotonic() + CLEAN_SECONDS)
+        patience, cold = self._stable.recipe.aa_seconds / 3, attempt.assignment.purpose is Purpose.COLD
+        evidence, attempt.noise_floor = self._stable.a_against_a(pair, places, patience, held_out=cold)
+        attempt.alone = {place: statistics.median(seconds) for place, seconds in evidence.incumbent_seconds.items()}
 
     def _held_out(self, incumbent: Child, places: Sequence[Place], seed: int) -> Mapping[Place, Sequence[InputSet]]:
         """A cold measurement shares no input with any search: sets, and references for them, of its own."""
@@ -207,7 +220,7 @@ class Judge:
         now = child.call_record("state", None, dict[str, str], deadline=attempt.deadline)
         attempt.changed_while_installed += changed_while_installed(pair_child.fingerprint, now)
         if assignment.pairing is not Pairing.ALTERNATING:
-            attempt.disturbed = self._disturbance(attempt, pair_child)
+            attempt.disturbed = self._disturbance(attempt, child, child)
 
     def _install(
         self, attempt: Attempt, child: Child, side: Side, candidate: Candidate, places: Sequence[Place]
@@ -294,23 +307,24 @@ class Judge:
     def _incumbent_alone(self, attempt: Attempt, pair_child: PairChild, places: Sequence[Place]) -> None:
         """Its time without the candidate, now: what its time beside the candidate is held against."""
         incumbent = attempt.assignment.incumbent
-        for place, seconds in self._alone_seconds(attempt, pair_child, places, "alone").items():
+        for place, seconds in self._alone_seconds(attempt, pair_child.child, places, "alone").items():
             known = pair_child.beside_itself.setdefault((incumbent.id, place), deque(maxlen=8))
             known.extend(seconds)
             attempt.alone[place] = max(statistics.median(seconds), statistics.median(known))
 
     def _alone_seconds(
-        self, attempt: Attempt, pair_child: PairChild, places: Sequence[Place], purpose: str
+        self, attempt: Attempt, child: Child, places: Sequence[Place], purpose: str
     ) -> dict[Place, list[float]]:
         """Place → seconds a step of the incumbent's windows, nothing beside it."""
         kv = self._stable.kv
-        source = self._stable.recipe.sources(seed_of(attempt.assignment.seed, purpose), False)
+        cold = attempt.assignment.purpose is Purpose.COLD
+        source = self._stable.recipe.sources(seed_of(attempt.assignment.seed, purpose), cold)
         taken: dict[Place, list[float]] = {}
         for place in places:
             for _ in range(ALONE_WINDOWS):
                 tokens = window_tokens(source, kv, place[1])
                 window = run_window(
-                    pair_child.child,
+                    child,
                     Side.INCUMBENT,
                     *place,
                     tokens,
@@ -321,7 +335,7 @@ class Judge:
                 taken.setdefault(place, []).append(window.seconds / len(tokens))
         return taken
 
-    def _disturbance(self, attempt: Attempt, pair_child: PairChild) -> float:
+    def _disturbance(self, attempt: Attempt, incumbents: Child, candidates: Child) -> float:
         """The incumbent's weighted time beside the candidate over that alone, before and after: the slower of the two.
 
         A machine that became slower in the middle is slow afterwards too, and nobody's fault; a candidate that disturbs does so while
@@ -331,8 +345,8 @@ class Judge:
         if ratio <= SECOND_LOOK or attempt.deadline - time.monotonic() < self._second_look_seconds(attempt):
             return ratio
         with attempt.phase("alone"):
-            self._installer.uninstall(pair_child.child, Side.CANDIDATE, attempt.deadline)
-            after = self._alone_seconds(attempt, pair_child, list(attempt.alone), "alone after")
+            self._installer.uninstall(candidates, Side.CANDIDATE, attempt.deadline)
+            after = self._alone_seconds(attempt, incumbents, list(attempt.alone), "alone after")
         slower = {place: max(before, statistics.median(after[place])) for place, before in attempt.alone.items()}
         return self._beside_over(attempt, slower)
 

@@ -107,6 +107,9 @@ def test_other_pairings(pairing: Pairing, toy: DecoderEngine, deployment: Deploy
     assert all(check.bit_equal for check in result.checks)
     assert len({report.side for report in result.reloads}) == (2 if pairing is Pairing.TWO_PROCESSES else 1)
     assert toy._loaded.pair().child.pid == before
+    assert result.noise_floor > 0
+    if pairing is Pairing.TWO_PROCESSES:
+        assert result.incumbent_disturbed != 1.0
 
 
 def test_a_cold_pair_runs_on_inputs_that_no_search_has_seen(
