@@ -177,7 +177,7 @@ struct Panel {
                 with_decoder(matrices[i]->format, [&](auto d) {
                     using D = decltype(d);
                     const uint8_t* next = tiles[i] + TOGETHER * matrices[i]->tile_bytes() + from * D::BYTES;
-                    for (int line = 0; line < D::BYTES; line += 64) prefetch(next + line);
+                    for (int line = 0; line < D::BYTES; line += 64) __builtin_prefetch(next + line, 0, 2);  // second cache: the first is full
                     if (values) spread_values<D>(tiles[i], from, all, to);
                     else at[i][b] = spread_codes(matrices[i]->format, tiles[i], from, to);
                 });

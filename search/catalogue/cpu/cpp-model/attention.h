@@ -63,10 +63,18 @@ struct Partial {
     float* values;  // [head_dim]
 };
 
+constexpr int POSITIONS_AHEAD = 32;
+
+template <class T>
+HP_INLINE void prefetch_row(const T* row, int dims) {
+    for (int d = 0; d < dims; d += 64 / static_cast<int>(sizeof(T))) prefetch(row + d);
+}
+
 // scores[g][0..TILE) for 16 positions: products of each query head with each key, summed across lanes all at once.
 template <class T, int HEADS>
 inline void score_tile(const float* query, int head_dim, const T* keys, int64_t step, int64_t padded, float* scores) {
-#pragma GCC unroll 2
+    for (int p = 0; p < TILE; p++) prefetch_row(keys + (p + POSITIONS_AHEAD) * step, head_dim);
+#pragma GCC unroll 4
     for (int half = 0; half < SUBS; half++) {
         for (int g = 0; g < HEADS; g++) {
             V sums[LANES];
@@ -91,6 +99,7 @@ inline void weigh_values(const float* scores, int64_t padded, const T* values, i
 #pragma GCC unroll 4
         for (int d = 0; d < DIMS; d++) sums[g][d] = vzero();
     for (int64_t p = 0; p < count; p++) {
+        prefetch_row(values + (p + POSITIONS_AHEAD) * step, DIMS * LANES);
 #pragma GCC unroll 4
         for (int d = 0; d < DIMS; d++) {
             const V value = vload_kv(values + p * step + d * LANES);

@@ -11,10 +11,8 @@
 
 namespace hp {
 
-#ifndef AHEAD
-#define AHEAD 4096
-#endif
-constexpr int FEW = 8;  // at most this many rows go through `few_rows`
+constexpr int FEW = 8;       // at most this many rows go through `few_rows`
+constexpr int AHEAD = 8192;  // bytes between what is used and what is fetched from memory
 
 #if defined(HP_AVX2)
 constexpr int GROUP = 6, PANELS = 1;  // 12 accumulators of 16 registers

@@ -10,7 +10,7 @@
 
 #include "amx.h"
 #include "attention.h"
-#include "narrow.h"
+#include "digits.h"
 #include "pool.h"
 
 namespace hp {
@@ -71,9 +71,9 @@ class Model {
             own.x.resize(static_cast<size_t>(widest_ * FEW));
             own.sums.resize(static_cast<size_t>(widest_ / BLOCK * FEW));
             own.panels.resize(static_cast<size_t>(2 * TILE * widest_));
-            own.bytes.resize(static_cast<size_t>(widest_ * FEW));
+            own.digits.resize(static_cast<size_t>(widest_ * std::max(FEW, EXACT_DIGITS * EXACT_ROWS)));
             own.scales.resize(static_cast<size_t>(2 * widest_ / BLOCK * FEW));
-            own.bias.resize(static_cast<size_t>(widest_ / BLOCK * FEW));
+            own.bias.resize(static_cast<size_t>(widest_ / BLOCK * std::max(FEW, EXACT_DIGITS * EXACT_ROWS)));
             own.attention.resize(static_cast<size_t>(
                 std::max(3 * (d_.positions + TILE), lanes_scratch(static_cast<int>(d_.head_dim)))));
         }
@@ -91,7 +91,7 @@ class Model {
   private:
     struct Own {  // one thread's scratch
         Floats x, sums, panels, attention, scales;
-        std::vector<int8_t> bytes;
+        std::vector<int8_t> digits;
         std::vector<int32_t> bias;
 #if HP_AMX
         std::unique_ptr<Panel> panel{new Panel};
@@ -191,17 +191,17 @@ class Model {
     void products_of_few(int thread, int tokens, const Grouped& x, int64_t begin, int64_t end, At&& at, Emit&& emit) {
         Own& own = own_[static_cast<size_t>(thread)];
         const int64_t blocks = x.columns / BLOCK;
-        const Narrow narrow{own.bytes.data(), own.scales.data(), own.scales.data() + blocks * tokens, own.bias.data()};
-        int64_t prepared = -1;  // format whose order of columns `narrow` is in
+        const Digits digits{own.digits.data(), own.scales.data(), d_.narrow ? own.scales.data() + blocks * tokens : own.sums.data(), own.bias.data()};
+        int64_t prepared = -1;  // format whose order of columns the digits are in
         alignas(64) float out[2 * FEW * TILE];
         const auto one = [&](const Place& place, float* to) {
             const int64_t format = place.matrix->format;
             const uint8_t* tile = place.matrix->tile(place.tile);
-            if (!d_.narrow || (format != Q4 && format != Q8))
-                return few_rows_for(format, tokens)(tile, blocks, x.data, own.sums.data(), to);
-            if (prepared != format) narrow_rows(x.data, x.columns, tokens, format == Q4, narrow);
+            const DigitKernel kernel = digit_kernel(format, tokens, d_.narrow);
+            if (!kernel.multiply) return few_rows_for(format, tokens)(tile, blocks, x.data, own.sums.data(), to);
+            if (prepared != format) kernel.prepare(x.data, x.columns, tokens, digits);
             prepared = format;
-            few_rows_narrow_for(format, tokens)(tile, blocks, narrow, to);
+            kernel.multiply(tile, blocks, digits, to);
         };
         for (int64_t unit = begin; unit < end; unit += 2) {
             const bool two = unit + 1 < end;
@@ -345,12 +345,19 @@ class Model {
     void block_sums(int thread, const Grouped& x, int64_t tokens) {
         if (tokens > FEW || on_matrix_unit(tokens)) return;
         float* sums = own_[static_cast<size_t>(thread)].sums.data();
-        for (int64_t b = 0; b < x.columns / BLOCK; b++)
-            for (int64_t m = 0; m < tokens; m++) {
-                float sum = 0;
-                for (int k = 0; k < BLOCK; k++) sum += x.data[(b * BLOCK + k) * tokens + m];
-                sums[b * tokens + m] = sum;
+        for (int64_t b = 0; b < x.columns / BLOCK; b++) {
+            const float* block = x.data + b * BLOCK * tokens;
+            if (tokens == 1) {
+                V sum = vload(block);
+                for (int k = LANES; k < BLOCK; k += LANES) sum = sum + vload(block + k);
+                sums[b] = vsum(sum);
+                continue;
             }
+            float sum[FEW] = {};
+            for (int k = 0; k < BLOCK; k++)
+                for (int64_t m = 0; m < tokens; m++) sum[m] += block[k * tokens + m];
+            std::copy(sum, sum + tokens, sums + b * tokens);
+        }
     }
 
     // A thread has whole heads, so that it can rotate what it has just computed.
