@@ -22,6 +22,7 @@ from engines.judge.attempt import Judge
 from engines.judge.baselines import BASELINE_NAMES, measure_baseline
 from engines.judge.inputs import SourceMaker
 from engines.judge.install import Builder, Installer
+from engines.judge.reloads import prove_reload
 from engines.judge.scoring import reference_noise, score_texts
 from engines.judge.texts import RequestMaker, text_sources
 from engines.limits import ChildLimits
@@ -38,6 +39,7 @@ from hotpass.records.measurement import (
     Environment,
     MeasureResult,
     OutputCheck,
+    ReloadProof,
     ReloadReport,
     Side,
     Tier,
@@ -76,6 +78,7 @@ class DecoderEngine:
         pool_sets: int = 4,
         window_ms: float = 20.0,
         aa_seconds: float = 4.0,
+        audited_share: float = 0.05,
     ) -> None:
         """`device`: `cpu` or `cuda`, the deployment's by default. `threads`: physical cores by default. `seed`: of contexts and pool.
 
@@ -84,7 +87,8 @@ class DecoderEngine:
         by default). `sources`: text for inputs (default: the bundled corpus through the model's tokenizer, random tokens without one). `narrowest_bits`: of a weight
         in any candidate that will come, which sets how deep the fast tier's cuts are. `serving_context`: longest sequence that can be
         served (default: 2048 or the model's). `pool_sets`: input sets with known references, a row. `window_ms`: shortest window of as
-        loaded. `aa_seconds`: time for A/A at the birth of a child.
+        loaded. `aa_seconds`: time for A/A at the birth of a child. `audited_share`: of the search's attempts, drawn by chance, after
+        which the reload is proven against a cold one and the weights are hashed.
         """
         self.name = name
         self._device, self._seed, self._traffic = device, seed, traffic
@@ -100,6 +104,7 @@ class DecoderEngine:
         self._pool_sets = pool_sets
         self._window_seconds = window_ms / 1e3
         self._aa_seconds = aa_seconds
+        self._audited_share = audited_share
         self._stable: Stable | None = None
         self._deployment: Deployment
         self._judge: Judge
@@ -140,6 +145,7 @@ class DecoderEngine:
             whole_cut=whole,
             concurrency=deployment.concurrency,
             output_tokens_per_step=deployment.shapes.output_tokens_per_step,
+            audited_share=self._audited_share,
         )
         stable.noise_abs = self._measured_noise()
         stable.discard_reference()  # its memory is worth more than the second that another one costs
@@ -222,8 +228,11 @@ class DecoderEngine:
 
     def verify_weights(self) -> bool:
         """Full hash of the keeper's memory against the one at load."""
-        stable = self._loaded
-        return stable.keeper.hash_weights() == stable.weights.sha256
+        return self._loaded.weights_hold()
+
+    def verify_reload(self, before: Candidate, candidate: Candidate) -> ReloadProof:
+        """Whether the candidate put over `before` answers as it does cold, and `before` comes back. Raises CandidateFailed."""
+        return prove_reload(self._loaded, self._installer, before, candidate)
 
     def close(self) -> None:
         """End every process and release every descriptor; the engine can be loaded again."""

@@ -255,6 +255,10 @@ class Stable:
                 if item.loaded is None:
                     item.loaded = self._untimed(child, "incumbent", place, item.tokens)
 
+    def weights_hold(self) -> bool:
+        """Full hash of the keeper's memory against the one at load."""
+        return self.keeper.hash_weights() == self.weights.sha256
+
     def places(self, cuts: Sequence[int]) -> list[Place]:
         """Every row of those cuts."""
         return [(cut, row) for cut in cuts for row in range(len(self.recipe.rows))]

@@ -22,6 +22,7 @@ from engines.judge.clean import changed_while_installed, differences, weights_mo
 from engines.judge.inputs import InputSet, seed_of, window_tokens
 from engines.judge.install import Installer
 from engines.judge.pairing import Alternating, Pair, SideBySide, TwoProcesses
+from engines.judge.reloads import can_be_proven, prove_reload
 from engines.judge.replay import Replay, requests_for, run_replay
 from engines.judge.rounds import Evidence, Place, Plan, Rounds
 from engines.judge.served import check_served
@@ -109,11 +110,13 @@ class Judge:
         whole_cut: int,
         concurrency: int,
         output_tokens_per_step: float,
+        audited_share: float,
     ) -> None:
         self._name, self._stable, self._installer = name, stable, installer
         self._environment = environment
         self._fast_cuts, self._whole_cut = tuple(fast_cuts), whole_cut
         self._concurrency, self._tokens_per_step = concurrency, output_tokens_per_step
+        self._audited_share = audited_share
 
     def measure(self, assignment: Assignment, requests: Sequence[ReplayRequest] = ()) -> MeasureResult:
         """Measure until the stopping rule is met or the deadline. `requests`: for the slow tier. Raises MachineError only."""
@@ -128,6 +131,8 @@ class Judge:
                 self._in_two_processes(attempt, requests)
             else:
                 self._in_one_child(attempt, requests)
+            if self._is_audited(attempt):
+                self._audit(attempt)
         except EngineDied as error:
             if not self._stable.keeper.alive():
                 raise
@@ -136,6 +141,26 @@ class Judge:
             )
             self._stable.revive_zygote()
         return self._result(attempt)
+
+    def _is_audited(self, attempt: Attempt) -> bool:
+        """A share of the search's sound attempts, by chance."""
+        assignment = attempt.assignment
+        sound = attempt.failure is None and attempt.clean is not None and attempt.clean.clean
+        searched = assignment.purpose is Purpose.SEARCH and can_be_proven(assignment.incumbent, assignment.candidate)
+        return sound and searched and self._rng(attempt, "audit").random() < self._audited_share
+
+    def _audit(self, attempt: Attempt) -> None:
+        """Warm equals cold, the incumbent comes back, and every byte of the weights is as it was loaded."""
+        assignment = attempt.assignment
+        with attempt.phase("audit"):
+            try:
+                proof = prove_reload(self._stable, self._installer, assignment.incumbent, assignment.candidate)
+            except CandidateFailed as error:
+                attempt.failure = error.failure
+                return
+            attempt.weights_unchanged &= self._stable.weights_hold()
+        if not proof.holds:
+            attempt.clean = CleanReport(clean=False, reasons=(f"reload: {proof.reason}",))
 
     def _built(self, attempt: Attempt) -> bool:
         """Files of both candidates, off the measuring time: a builder has usually made them before."""

@@ -233,6 +233,41 @@ class ReloadReport:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReloadProof:
+    """Whether a candidate put over another one answers as in a process that saw nothing else, and whether the other comes back."""
+
+    before_id: str
+    candidate_id: str
+    epoch: str
+    """Of the weights."""
+    windows: int
+    """Windows compared, of every row on every cut."""
+    warm_cold_max_abs: float
+    """Largest difference of warm before→candidate from the cold candidate; 0 when every bit is equal, infinity for NaN."""
+    back_max_abs: float
+    """The same of before→candidate→before from the first before."""
+    texts_equal: bool
+    """Generated tokens, warm and cold."""
+
+    @property
+    def holds(self) -> bool:
+        """Equal bit for bit."""
+        return self.warm_cold_max_abs == 0.0 and self.back_max_abs == 0.0 and self.texts_equal
+
+    @property
+    def reason(self) -> str:
+        """Why it does not hold; empty when it does."""
+        found = []
+        if self.warm_cold_max_abs != 0.0:
+            found.append(f"after another candidate it answers otherwise than cold (by {self.warm_cold_max_abs:.2g})")
+        if self.back_max_abs != 0.0:
+            found.append(f"what was there before does not come back (off by {self.back_max_abs:.2g})")
+        if not self.texts_equal:
+            found.append("it generates another text than cold")
+        return "; ".join(found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
     """What must be equal for two measurements to be compared (FAILURES R8, R9)."""
 
