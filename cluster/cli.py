@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -219,6 +220,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HotpassError as error:
         print(f"hotpass: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:  # whoever read our output has enough, as `hotpass slots | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("hotpass: interrupted", file=sys.stderr)
         return 130

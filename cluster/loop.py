@@ -31,7 +31,7 @@ from cluster.session import Order, Session
 from cluster.state import AttemptRow
 from hotpass.errors import MachineError
 from hotpass.records.candidate import Candidate, Proposal
-from hotpass.records.measurement import Failure, Purpose, Tier
+from hotpass.records.measurement import Attempt, Failure, Purpose, Tier
 from search.policy import machine_suspect
 from search.proposers import lowest_tier
 
@@ -82,7 +82,7 @@ class SearchLoop:
                 break
             self._take_answers()
         reason = reason or self.proposer.exhausted
-        self.journal.decide("stop", reason=reason)
+        self.journal.decide("stop", random_state=self.proposer.random_state, reason=reason)
         self.journal.settle()
         return reason
 
@@ -167,7 +167,7 @@ class SearchLoop:
             if failure is None:
                 self.ready.append(candidate)
             else:
-                self.proposer.tell(candidate, self.session.fail_build(candidate, self.incumbent, failure).attempt)
+                self._tell(candidate, self.session.fail_build(candidate, self.incumbent, failure).attempt)
 
     def _take_measurement(self, order: Order) -> None:
         try:
@@ -181,7 +181,7 @@ class SearchLoop:
         if deserves_second_look(self.state, row):
             (self.ready if order.assignment.tier is Tier.FAST else self.promotions).appendleft(candidate)
             return
-        self.proposer.tell(candidate, row.attempt)
+        self._tell(candidate, row.attempt)
         if order.assignment.tier is Tier.SLOW:
             if becomes_incumbent(self.state, row):
                 served = self.state.fast_speedup(candidate.id) is None
@@ -191,15 +191,32 @@ class SearchLoop:
             if decides_alone(self.state, row):
                 self._install(candidate, row, "decisively faster than as loaded on the fast tier")
             else:
-                self.journal.decide("promote", candidate_id=candidate.id, attempt_seq=row.seq)
+                self.journal.decide(
+                    "promote",
+                    random_state=self.proposer.random_state,
+                    candidate_id=candidate.id,
+                    attempt_seq=row.seq,
+                )
                 self.promotions.append(candidate)
+
+    def _tell(self, candidate: Candidate, attempt: Attempt) -> None:
+        """The proposer learns; what it gives up on is a decision, once."""
+        self.proposer.tell(candidate, attempt)
+        for what, reason in self.proposer.broken.items():
+            if what not in self.state.broken:
+                self.journal.decide("broken", random_state=self.proposer.random_state, what=what, reason=reason)
 
     def _install(self, candidate: Candidate, row: AttemptRow, why: str) -> None:
         """A new incumbent; its ratio is that of the fast tier, which all others are chained by. On the fast tier's shapes one with
         new settings of the serving loop is its predecessor."""
         fast = self.state.fast_speedup(candidate.id) or self.state.lead
         self.journal.decide(
-            "incumbent", candidate_id=candidate.id, attempt_seq=row.seq, speedup_vs_loaded=fast, why=why
+            "incumbent",
+            random_state=self.proposer.random_state,
+            candidate_id=candidate.id,
+            attempt_seq=row.seq,
+            speedup_vs_loaded=fast,
+            why=why,
         )
 
     def _machine_failed(self, order: Order, error: MachineError) -> None:

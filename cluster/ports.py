@@ -81,6 +81,16 @@ class Proposer(Protocol):
         """Why `ask` had nothing left; empty while it has."""
         ...
 
+    @property
+    def broken(self) -> Mapping[str, str]:
+        """What is not proposed any more, since its candidates failed alike → how they failed."""
+        ...
+
+    @property
+    def random_state(self) -> str:
+        """What later draws follow from, given the same answers."""
+        ...
+
     def ask(self, incumbent: Candidate) -> Proposal | None:
         """None when there is nothing left to try."""
         ...

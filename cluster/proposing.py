@@ -80,6 +80,16 @@ class StudyProposer:
         return self.study.exhausted
 
     @property
+    def broken(self) -> dict[str, str]:
+        """Place or setting and the choice there → how its candidates failed."""
+        return {f"{name}: {choice}": breaker.family for (name, choice), breaker in self.study.broken.items()}
+
+    @property
+    def random_state(self) -> str:
+        """The study's seed, and how many candidates it knows: its draws are a function of both and of what it was told."""
+        return f"{self.study.seed}:{self.study.num_known}"
+
+    @property
     def left_out(self) -> dict[str, str]:
         """Part or setting → why it is not in the space."""
         return dict(self.space.left_out)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from actors.engine import node_facts
-from cluster.plan import Continued, Plan, pace_for, table_rows
+from cluster.plan import Continued, Pace, Plan, pace_for, table_rows
 from cluster.spec import CampaignSpec
 from hotpass.canonical import content_hash
 from hotpass.errors import InputError
@@ -61,16 +62,17 @@ def resolve(
     folder = Path(spec.out) if spec.out else CAMPAIGNS / default_name(spec, created, prefix)
     spec = dataclasses.replace(spec, out=str(folder))
     continued = _continued(spec, shapes)
+    pace = pace_for(spec.budget_seconds)
     return Plan(
         campaign=folder.name,
         created=created.isoformat(),
         spec=spec,
         deployment=deployment,
-        pace=pace_for(spec.budget_seconds),
+        pace=pace,
         versions={name: str(value) for name, value in node_facts().items() if name not in ("host", "pid")},
         command=tuple(command),
         continued=continued,
-        notes=tuple(_notes(traffic, continued)),
+        notes=(*_notes(traffic, continued), *cut_for_time(spec, pace)),
     )
 
 
@@ -172,6 +174,20 @@ def _continued(spec: CampaignSpec, shapes: ShapeTable) -> Continued | None:
         traffic=earlier.deployment.traffic.name,
         shape_distance=round(distance(earlier.deployment.shapes, shapes), 4),
     )
+
+
+def cut_for_time(spec: CampaignSpec, pace: Pace) -> list[str]:
+    """What a small budget leaves out, a sentence each: whoever reads the result must know."""
+    notes = []
+    rows = table_rows(spec.budget_seconds)
+    if rows < table_rows(math.inf):
+        notes.append(f"short budget: the shape table has at most {rows} rows (a long one has {table_rows(math.inf)})")
+    if pace.replay_output_tokens:
+        notes.append(
+            f"short budget: the slow tier replays requests with at most {pace.replay_output_tokens} output tokens, so it stands "
+            "for the shorter part of the traffic"
+        )
+    return notes
 
 
 def _notes(traffic: Traffic, continued: Continued | None) -> list[str]:

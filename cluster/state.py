@@ -106,6 +106,8 @@ class CampaignState:
     results: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     """The latest measurement summary of each assignment, by number (without blocks)."""
     decisions: Counter[str] = field(default_factory=Counter)
+    broken: dict[str, str] = field(default_factory=dict)
+    """What is not tried any more (a part, a parameter's or a setting's value) → how its candidates failed."""
     stop_reason: str = ""
     finalists: tuple[str, ...] = ()
     winner: Mapping[str, Any] | None = None
@@ -195,6 +197,8 @@ class CampaignState:
                 speedup_vs_loaded=from_plain(Estimate, payload["speedup_vs_loaded"]),
             )
             self.incumbents.append(step)
+        elif name == "broken":
+            self.broken[payload["what"]] = payload["reason"]
         elif name == "stop":
             self.stop_reason = payload["reason"]
         elif name == "finalists":

@@ -113,6 +113,11 @@ class Study:
         return str(self._study.study_name)
 
     @property
+    def num_known(self) -> int:
+        """Candidates that were asked, enqueued or seen, as loaded among them."""
+        return len(self._known)
+
+    @property
     def values(self) -> Mapping[str, float]:
         """Candidate id → log of the speedup over as loaded, of everything that was timed."""
         return self._values
@@ -295,7 +300,7 @@ class Study:
         self.exhausted = (
             f"space exhausted: {MAX_DRAWS} draws from at most {size.candidates} candidates found nothing untried"
             if size.is_bound
-            else f"space exhausted: all {size.candidates} candidates are tried"
+            else f"space exhausted: all {size.candidates} candidates are tried{' or given up' if self.broken else ''}"
         )
         return None
 

@@ -30,15 +30,9 @@ def report(arguments: argparse.Namespace) -> int:
 
 def ui(arguments: argparse.Namespace) -> int:
     """Runs until Ctrl-C. What a campaign that ended early left unmirrored is mirrored first."""
-    from cluster.ledger import catch_up
-    from cluster.runs import facts_of
     from cluster.ui import serve_ui
 
-    folder = Path(arguments.folder)
-    plan = read_plan(folder)
-    if not plan.spec.tracking_uri:
-        catch_up(folder, facts_of(plan))
-    return serve_ui(folder, port=arguments.port)
+    return serve_ui(Path(arguments.folder), port=arguments.port)
 
 
 def status(arguments: argparse.Namespace) -> int:
@@ -77,7 +71,8 @@ def candidates(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(json_safe(rows)))
         return 0
-    print(plan.campaign)
+    print(f"{plan.campaign} (* the winner; best evidence of each: cold, else the latest)")
+    print(f"  {'id':<10}  {'over as loaded':<36} {'verdict':<13} {'numerics':<13} candidate")
     for row in rows:
         mark = "*" if row["winner"] else " "
         print(

@@ -288,8 +288,12 @@ def _rejected(data: ReportData) -> str:
         ],
     )
     counts = ", ".join(f"{count} {why}" for why, count in data.state.rejected().most_common())
+    broken = "".join(f"<li>{escape(what)}: {escape(why)}</li>" for what, why in data.state.broken.items())
+    given_up = (
+        f"<p>Not tried any more, since its candidates failed alike:</p><ul class=legend>{broken}</ul>" if broken else ""
+    )
     more = f" The first {SHOWN_REJECTED} of {len(rows)} are listed." if len(rows) > len(shown) else ""
-    return f"<h2>Rejected candidates</h2><p class=lead>{escape(counts)}.{more}</p><details{' open' if len(rows) <= 12 else ''}><summary>{len(shown)} attempts with their reasons</summary><div class=scroll>{body}</div></details>"
+    return f"<h2>Rejected candidates</h2><p class=lead>{escape(counts)}.{more}</p>{given_up}<details{' open' if len(rows) <= 12 else ''}><summary>{len(shown)} attempts with their reasons</summary><div class=scroll>{body}</div></details>"
 
 
 def _sources(data: ReportData) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from cluster.journal import FOLDER, read_state
 from cluster.ports import LocalEngine
 from engines.fake import FakeEngine, step_time_from_costs
 from hotpass.errors import InputError, MachineError
-from hotpass.records.candidate import AS_LOADED, Candidate
+from hotpass.records.candidate import AS_LOADED, Candidate, PartSource
 from hotpass.records.deployment import Deployment
 from hotpass.records.measurement import (
     Assignment,
@@ -402,3 +403,39 @@ def test_one_client_and_little_time_leave_the_serving_loop_alone(tmp_path: Path)
     running.plan = replace(running.plan, deployment=replace(running.plan.deployment, concurrency=1))
     run_campaign(running)
     assert not [info for info in read_state(tmp_path / "c").candidates.values() if info.proposer == "serving"]
+
+
+def test_what_fails_alike_is_given_up_once_and_stays_so_after_a_resume(tmp_path: Path) -> None:
+    """One part that crashes whatever its parameter: three candidates show it, and none is tried after that."""
+    text = (
+        part("crash-mlp", "mlp")
+        .text()
+        .replace("numerics='tolerance'", "params={'tile': [1, 2, 4, 8, 16]}, numerics='tolerance'")
+    )
+    crash = PartSource(name="crash-mlp", files=(("part.py", text),))
+    parts = (part("quick-attention", "self_attn"), crash)
+    folder = tmp_path / "c"
+    running = make_running(folder, parts=parts)
+    running.open_machines = machines_with(fake, lambda port: StopsAt(port, 18, KeyboardInterrupt()))
+    with pytest.raises(Interrupted):
+        run_campaign(running)
+    before = read_state(folder)
+    (what,) = before.broken
+    assert what.startswith("model.layers.*.mlp: crash-mlp@")
+    assert before.broken[what] == "failed: crash: SIGSEGV"
+    run_campaign(make_running(folder, parts=parts))
+    after = read_state(folder)
+    assert after.broken == before.broken
+    assert after.decisions["broken"] == 1
+    crashed = {row.attempt.candidate_id for row in after.attempts if row.attempt.verdict is Verdict.FAILED}
+    assert len(crashed) == 3
+    assert what in (folder / "report.html").read_text()
+
+
+def test_decisions_of_the_search_record_what_later_draws_follow_from(tmp_path: Path) -> None:
+    run_campaign(make_running(tmp_path / "c", max_attempts=6))
+    decisions = [event.payload for event in read_events(tmp_path / "c" / FOLDER) if event.kind == "decision"]
+    states = [d["random_state"] for d in decisions if d["decision"] in ("incumbent", "stop", "promote")]
+    assert states
+    assert all(re.fullmatch(r"[0-9]+:[0-9]+", state) for state in states)
+    assert all(d["last_seq"] >= 0 and d["clock_seconds"] >= 0 for d in decisions)
