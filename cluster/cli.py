@@ -45,6 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     _compile(commands)
     _try(commands)
+    _verify(commands)
     _plan(commands)
     _look(commands)
     return parser
@@ -105,7 +106,9 @@ def _plan(commands: argparse._SubParsersAction[_Parser]) -> None:
         "plan", help="rank ways to serve a model on some hardware, predicted before anything runs"
     )
     parser.add_argument("--model", metavar="M", help="config.json, model folder or hub id")
-    parser.add_argument("--hardware", metavar="H", help="as h200x8, 4*h100x8, gb200-nvl72, a YAML file, cpu or auto")
+    parser.add_argument(
+        "--hardware", default="auto", metavar="H", help="as h200x8, 4*h100x8, gb200-nvl72, a YAML file, cpu or auto"
+    )
     parser.add_argument("--gpus", type=int, metavar="N", help="how many of them (default: one scale-up domain)")
     parser.add_argument(
         "--traffic", default="1024x1024", metavar="T", help="preset, trace file, or lengths (default 1024x1024)"
@@ -119,7 +122,10 @@ def _plan(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.add_argument(
         "--precision", metavar="F", help="weights: bf16, fp8, fp8_block, nvfp4, int4 (default: shipped)"
     )
-    parser.add_argument("--kv-dtype", default="bf16", metavar="D", help="bf16 or fp8")
+    parser.add_argument("--kv-dtype", default="bf16", metavar="D", help="fp32, bf16 (default) or fp8")
+    parser.add_argument(
+        "--kernels", metavar="FILE", help="kernels timed by `hotpass microbench`; its machine is the hardware"
+    )
     parser.add_argument("--no-disaggregated", action="store_true", help="prefill and decode together only")
     parser.add_argument("--no-simulate", action="store_true", help="skip the discrete simulation of the best plans")
     parser.add_argument("--explain", metavar="PLAN", help="a plan's rank or name: its step as a sum of operators")
@@ -130,6 +136,13 @@ def _plan(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.add_argument("--calibration", metavar="FILE", help="apply corrections that were fitted")
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.set_defaults(run="cluster.commands.plan:run")
+    timing = commands.add_parser(
+        "microbench", help="time this CPU's kernels for `hotpass plan --kernels`; run it on an idle machine"
+    )
+    timing.add_argument("--out", default="kernels.parquet", metavar="FILE", help="default kernels.parquet")
+    timing.add_argument("--threads", type=int, metavar="N", help="default: physical cores")
+    timing.add_argument("--seconds", type=float, default=120.0, metavar="S", help="about how long (default 120)")
+    timing.set_defaults(run="cluster.commands.plan:microbench")
 
 
 def _try(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -154,6 +167,22 @@ def _try(commands: argparse._SubParsersAction[_Parser]) -> None:
     _deployment_options(parser)
     _where_options(parser)
     parser.set_defaults(run="cluster.commands.try_candidate:run")
+
+
+def _verify(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser("verify", help="whether a candidate answers the same after others as it does cold")
+    parser.add_argument(
+        "--reload", required=True, metavar="CANDIDATE", help="part, candidate folder, or id of a candidate of --in"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="K=V", dest="settings", help="engine setting")
+    parser.add_argument("--param", action="append", default=[], metavar="K=V", dest="params", help="part's parameter")
+    parser.add_argument(
+        "--against", metavar="CANDIDATE", help="what is installed before it, and must come back (default: as loaded)"
+    )
+    parser.add_argument("--in", dest="campaign_folder", metavar="DIR", help="campaign whose deployment is used")
+    _deployment_options(parser)
+    _where_options(parser)
+    parser.set_defaults(run="cluster.commands.verify:run")
 
 
 def _look(commands: argparse._SubParsersAction[_Parser]) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MOST_REQUESTS = 4096
 """Of a trace: its beginning."""
-KV_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
+KV_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 
 
 def plan(
@@ -40,17 +40,18 @@ def plan(
     disaggregated: bool = True,
     simulate: bool = True,
     calibration: str | None = None,
+    kernels: str | None = None,
 ) -> PlanResult:
     """Ranked ways to serve a model, predicted before anything runs. `result.plans` are records, `result.dataframe()` a table.
 
     `model`: config.json, folder, hub id. `hardware`: a named system with a count (`h200x8`, `4*h100x8`), a YAML file, or `auto`.
-    `traffic`: a preset, a trace, or lengths as `1024x1024`. `calibration`: a file of corrections learned from measured rows. Raises
-    InputError with one clear sentence.
+    `traffic`: a preset, a trace, or lengths as `1024x1024`. `calibration`: a file of corrections learned from measured rows.
+    `kernels`: a file of `hotpass microbench`, whose machine is the hardware then. Raises InputError with one clear sentence.
     """
     return question(
         model, hardware, traffic, gpus=gpus, concurrency=concurrency, slo_ttft_ms=slo_ttft_ms, slo_tpot_ms=slo_tpot_ms,
         objective=objective, price_per_gpu_hour=price_per_gpu_hour, backend=backend, precision=precision, kv_dtype=kv_dtype,
-        disaggregated=disaggregated, simulate=simulate, calibration=calibration,
+        disaggregated=disaggregated, simulate=simulate, calibration=calibration, kernels=kernels,
     ).answer()  # fmt: skip
 
 
@@ -88,9 +89,11 @@ def question(
     disaggregated: bool,
     simulate: bool,
     calibration: str | None,
+    kernels: str | None,
 ) -> Question:
     """Resolve every name, each refused by its own sentence."""
     from costmodel.calibration import Corrections
+    from costmodel.operators.own import OwnTables
     from costmodel.records import Asked, Objective
 
     if objective not in list(Objective):
@@ -99,15 +102,20 @@ def question(
         )
     if kv_dtype not in KV_BYTES:
         raise InputError("--kv-dtype", kv_dtype, "is not a cache type", nearest(kv_dtype, list(KV_BYTES)))
+    if kernels and (hardware not in ("auto", "cpu") or gpus not in (None, 1)):
+        raise InputError(
+            "--kernels", kernels, "are of one machine, and other hardware is named", "leave --hardware out"
+        )
+    own = OwnTables.read(Path(kernels)) if kernels else None
     graph = _graph(model)
     load, jobs, block_tokens = _load(traffic, graph.max_context)
     asked = Asked(
         concurrency=concurrency, slo_ttft_ms=slo_ttft_ms, slo_tpot_ms=slo_tpot_ms, objective=Objective(objective),
         price_per_gpu_hour=price_per_gpu_hour, backend=backend, precision=precision, kv_bytes=KV_BYTES[kv_dtype],
         disaggregated=disaggregated, simulate=simulate, jobs=jobs, block_tokens=block_tokens,
-        corrections=Corrections.load(Path(calibration)) if calibration else None,
+        corrections=Corrections.load(Path(calibration)) if calibration else None, kernels=own,
     )  # fmt: skip
-    return Question(graph, _machine(hardware, gpus), load, asked)
+    return Question(graph, own.machine if own else _machine(hardware, gpus), load, asked)
 
 
 def _graph(model: str) -> ModelGraph:

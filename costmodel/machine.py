@@ -63,6 +63,7 @@ class Machine:
             "nvfp4": ("fp4", "bf16"),
             "mxfp4": four_bit,
             "fp4": four_bit,
+            "fp32": ("fp32", "bf16"),
         }
         for name in order.get(fmt, ("bf16",)):
             if name in self.flops:

@@ -116,7 +116,7 @@ def memory_of(
 
 
 def with_formats(graph: ModelGraph, precision: str | None) -> ModelGraph:
-    """The graph with weights of another precision: `bf16`, `fp8`, `fp8_block`, `nvfp4` or `int4`. Head, embedding and router stay;
+    """The graph with weights of another precision: `fp32`, `bf16`, `fp8`, `fp8_block`, `nvfp4` or `int4`. Head, embedding and router stay;
     latent attention stays too under 4 bits, as published checkpoints do. None: as shipped."""
     if precision is None:
         return graph
@@ -124,7 +124,7 @@ def with_formats(graph: ModelGraph, precision: str | None) -> ModelGraph:
 
     from hotpass.errors import InputError, nearest
 
-    known = ("bf16", "fp8", "fp8_block", "nvfp4", "int4")
+    known = ("fp32", "bf16", "fp8", "fp8_block", "nvfp4", "int4")
     if precision not in known:
         raise InputError("--precision", precision, "is not a weight format", nearest(precision, list(known)))
     narrow = precision in ("nvfp4", "int4")
@@ -152,7 +152,8 @@ def with_formats(graph: ModelGraph, precision: str | None) -> ModelGraph:
         )
         for count, layer in graph.layers
     )
-    return replace(graph, layers=layers)
+    ends = tuple(replace(m, format="fp32") for m in graph.ends) if precision == "fp32" else graph.ends
+    return replace(graph, layers=layers, ends=ends)
 
 
 def _wide(fmt: str) -> str:

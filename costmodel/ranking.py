@@ -37,7 +37,7 @@ def plan(graph: ModelGraph, machine: Machine, load: Load, asked: Asked) -> PlanR
     """Rank all plans. Raises InputError for limits that nothing can hold by definition, and for traffic beyond the context."""
     _check(graph, machine, load, asked)
     graph = with_formats(graph, asked.precision)
-    source = source_for(machine, asked.backend)
+    source = asked.kernels or source_for(machine, asked.backend)
     grid = _Grid.of(graph, machine, source, load, asked)
     pruned = Counter(grid.pruned)
     fits = grid.memory.total <= machine.memory_bytes
@@ -475,7 +475,7 @@ def _prefill_seconds(grid: _Grid, layout: Layout, tokens: Floats) -> Floats:
 def explain(graph: ModelGraph, machine: Machine, load: Load, asked: Asked, made: Plan) -> list[OperatorRow]:
     """A plan's decode step and prefill as sums of operators, the largest first."""
     graph = with_formats(graph, asked.precision)
-    source = source_for(machine, asked.backend)
+    source = asked.kernels or source_for(machine, asked.backend)
     layout = Layout.one(made.layout)
     each = made.concurrency / (made.replicas if made.prefill_index is not None else 1)
     decode, prefill = passes(graph, layout, source, load, np.array([float(each)]), kv_bytes=asked.kv_bytes)

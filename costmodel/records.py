@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from costmodel.calibration import Corrections
+    from costmodel.operators.own import OwnTables
 
 SERVING_SPREAD = {"tpot": 0.35, "ttft": 1.0}
 """Standard deviation of log time beyond the operators': host work, schedulers, load imbalance; queueing for the first token. From the
@@ -76,6 +77,8 @@ class Asked:
     """The trace's requests, for the simulation; empty: all at the mean."""
     block_tokens: int = 0
     """Tokens of a block of the trace's prefixes; 0: no prefix cache."""
+    kernels: OwnTables | None = None
+    """Timed on the hardware at hand; they answer instead of the published tables."""
     corrections: Corrections | None = None
     """Learned from measured rows; None: as the sources say."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,15 +20,14 @@ if TYPE_CHECKING:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.validate:
         return validate(Path(arguments.validate), as_json=arguments.json, save=arguments.save_calibration)
-    if arguments.model is None or arguments.hardware is None:
-        missing = "--model" if arguments.model is None else "--hardware"
-        raise InputError(missing, "(missing)", "is needed", "see hotpass plan --help")
+    if arguments.model is None:
+        raise InputError("--model", "(missing)", "is needed", "see hotpass plan --help")
     asked = question(
         arguments.model, arguments.hardware, arguments.traffic, gpus=arguments.gpus, concurrency=arguments.concurrency,
         slo_ttft_ms=arguments.slo_ttft_ms, slo_tpot_ms=arguments.slo_tpot_ms, objective=arguments.objective,
         price_per_gpu_hour=arguments.price_per_gpu_hour, backend=arguments.backend, precision=arguments.precision,
         kv_dtype=arguments.kv_dtype, disaggregated=not arguments.no_disaggregated, simulate=not arguments.no_simulate,
-        calibration=arguments.calibration,
+        calibration=arguments.calibration, kernels=arguments.kernels,
     )  # fmt: skip
     result = asked.answer()
     explained = asked.explain(find_plan(result, arguments.explain)) if arguments.explain else []
@@ -36,13 +36,22 @@ def run(arguments: argparse.Namespace) -> int:
 
         draw(result, Path(arguments.plot))
     if arguments.json:
-        plain = json_safe(result)
+        plain = json_safe(replace(result, asked=replace(result.asked, jobs=(), kernels=None)))
         plain["asked"]["jobs"] = len(result.asked.jobs)
+        plain["asked"]["kernels"] = result.asked.kernels.name if result.asked.kernels else None
         plain["asked"]["corrections"] = result.asked.corrections.version if result.asked.corrections else None
         print(json.dumps({**plain, "plans": plain["plans"][: arguments.top], "explained": json_safe(explained)}))
     else:
         _print(result, explained, arguments.top)
     return 0 if result.plans else 1
+
+
+def microbench(arguments: argparse.Namespace) -> int:
+    """Time kernels on this machine; prints where the rows are."""
+    from engines.microbench import microbench as run_it
+
+    print(run_it(Path(arguments.out), threads=arguments.threads, seconds=arguments.seconds))
+    return 0
 
 
 def validate(path: Path, *, as_json: bool, save: str | None) -> int:

@@ -1,0 +1,207 @@
+"""Times the kernels that the cost model adds up, on this machine: `hotpass microbench`.
+
+Runs as a process of its own (`python -m engines.microbench`), with the thread environment that engines have; the rows go to one
+Parquet file with the machine's fingerprint. Matrix products and experts rotate through copies of their weights, so that what a model
+streams from memory is streamed here too. Not timed: collectives (one accelerator), quantised kernels, sparse attention.
+
+`context` and `decode` time torch's scaled dot-product attention in fp32; `stream` an addition that reads and writes n bytes in all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from engines.probe_host import read_host
+from engines.threading_env import environment_record, process_environment, usable_cores
+from hotpass.errors import InputError, MachineError
+from hotpass.records.deployment import HardwareRef
+
+SCHEMA_VERSION = "1"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PRODUCTS = ((576, 576), (1536, 576), (3072, 576), (576, 1536), (4096, 1024), (4096, 4096), (49152, 576))
+"""(n, k): widths of small decoders, and two beyond them."""
+TOKENS = (1, 4, 16, 64, 256)
+HEADS = ((9, 3, 64), (16, 4, 64), (32, 8, 128))
+"""(query heads, key-value heads, width)."""
+EXPERTS = ((576, 256, 2, 8), (1024, 512, 4, 32))
+"""(hidden, width, top-k, experts)."""
+MIB = 1 << 20
+MOST_COPIES_BYTES = 512 * MIB
+
+Row = dict[str, Any]
+Work = Callable[[int], object]
+"""Runs once; the argument counts up, so that inputs can rotate."""
+
+
+def microbench(out: Path, *, threads: int | None = None, seconds: float = 120.0) -> Path:
+    """Time everything in a process of its own and write `out`. Raises InputError and MachineError."""
+    if seconds < 5 or seconds > 600:
+        raise InputError("--seconds", seconds, "is not between 5 and 600", "120 is enough")
+    if out.suffix != ".parquet":
+        raise InputError("--out", out, "is no .parquet file", "name it so")
+    count = threads or usable_cores()
+    command = [sys.executable, "-m", "engines.microbench", str(out), "--threads", str(count), "--seconds", str(seconds)]
+    done = subprocess.run(
+        command, env=process_environment(count), capture_output=True, text=True, timeout=3 * seconds + 120
+    )
+    if done.returncode != 0:
+        raise MachineError(f"the microbenchmark failed: {done.stderr.strip()[-500:]}")
+    return out
+
+
+def rows_of(seconds: float, llc_bytes: int) -> Iterator[Row]:
+    """All shapes, each within its part of the time."""
+    shapes = [*_products(llc_bytes), *_attention(), *_experts(llc_bytes), *_streams()]
+    each = seconds / len(shapes)
+    for facts, make in shapes:
+        work = make()
+        yield {**facts, "seconds": timed(work, each)}
+        del work
+
+
+def timed(work: Work, budget_seconds: float, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Median of at least three runs after one that warms, and of as many as the budget holds."""
+    begun = clock()
+    work(0)
+    runs: list[float] = []
+    while len(runs) < 3 or (clock() - begun < 0.6 * budget_seconds and len(runs) < 200):
+        start = clock()
+        work(len(runs) + 1)
+        runs.append(clock() - start)
+    runs.sort()
+    return runs[len(runs) // 2]
+
+
+def _copies(one_bytes: int, llc_bytes: int) -> int:
+    """So many that together they are three times the last-level cache, within memory."""
+    return max(1, min(-(-3 * llc_bytes // one_bytes), MOST_COPIES_BYTES // one_bytes))
+
+
+def _products(llc_bytes: int) -> Iterator[tuple[Row, Callable[[], Work]]]:
+    for (name, dtype), (n, k), m in itertools.product(DTYPES.items(), PRODUCTS, TOKENS):
+
+        def make(n: int = n, k: int = k, m: int = m, dtype: torch.dtype = dtype) -> Work:
+            count = _copies(n * k * dtype.itemsize, llc_bytes)
+            weights = [torch.randn(n, k).to(dtype) for _ in range(min(count, 2))]
+            weights += [weights[0].clone() for _ in range(count - len(weights))]
+            x = torch.randn(m, k).to(dtype)
+            return lambda turn: F.linear(x, weights[turn % len(weights)])
+
+        yield {"op": "gemm", "dtype": name, "m": m, "n": n, "k": k}, make
+
+
+def _attention() -> Iterator[tuple[Row, Callable[[], Work]]]:
+    for (heads, kv_heads, width), batch, tokens in itertools.product(HEADS, (1, 8), (64, 256, 1024)):
+        for op in ("context", "decode"):
+            if op == "context" and batch * tokens > 2048:
+                continue
+
+            def make(
+                op: str = op,
+                heads: int = heads,
+                kv: int = kv_heads,
+                width: int = width,
+                batch: int = batch,
+                tokens: int = tokens,
+            ) -> Work:
+                q = torch.randn(batch, heads, tokens if op == "context" else 1, width)
+                k, v = (torch.randn(batch, kv, tokens, width) for _ in range(2))
+                return lambda turn: F.scaled_dot_product_attention(q, k, v, is_causal=op == "context", enable_gqa=True)
+
+            yield {
+                "op": op, "dtype": "fp32", "batch": batch, "tokens": tokens, "heads": heads, "kv_heads": kv_heads, "head_dim": width,
+            }, make  # fmt: skip
+
+
+def _experts(llc_bytes: int) -> Iterator[tuple[Row, Callable[[], Work]]]:
+    """Token by token to its experts, expert by expert: what a plain loop over experts does."""
+    for (hidden, width, topk, count), tokens in itertools.product(EXPERTS, (1, 8, 64)):
+
+        def make(
+            hidden: int = hidden, width: int = width, topk: int = topk, count: int = count, tokens: int = tokens
+        ) -> Work:
+            up = torch.randn(count, 2 * width, hidden)
+            down = torch.randn(count, hidden, width)
+            x = torch.randn(tokens, hidden)
+            choice = torch.rand(tokens, count).topk(topk).indices
+            members = [(choice == expert).any(dim=1).nonzero().flatten() for expert in range(count)]
+
+            def work(_: int) -> torch.Tensor:
+                out = torch.zeros_like(x)
+                for expert, chosen in enumerate(members):
+                    if len(chosen):
+                        gate, value = F.linear(x[chosen], up[expert]).chunk(2, dim=-1)
+                        out.index_add_(0, chosen, F.linear(F.silu(gate) * value, down[expert]))
+                return out
+
+            return work
+
+        facts = {
+            "op": "experts",
+            "dtype": "fp32",
+            "tokens": tokens,
+            "n": hidden,
+            "k": width,
+            "topk": topk,
+            "num_experts": count,
+        }
+        yield facts, make
+
+
+def _streams() -> Iterator[tuple[Row, Callable[[], Work]]]:
+    for size in (1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 28):
+
+        def make(size: int = size) -> Work:
+            a, b = torch.randn(size // 8), torch.empty(size // 8)
+            return lambda turn: torch.add(a, 1.0, out=b)
+
+        yield {"op": "stream", "dtype": "fp32", "n": size}, make
+
+
+def write(rows: list[Row], path: Path, *, threads: int) -> None:
+    """One Parquet file; the machine and the versions are its metadata."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    host = read_host()
+    ref = HardwareRef(
+        name=f"cpu:{host.model}", device="cpu", num_devices=host.cores, isa=host.isa,
+        last_level_cache_bytes=host.last_level_cache_bytes, memory_bytes=host.memory_bytes,
+    )  # fmt: skip
+    environment = environment_record(ref.id, threads)
+    facts = {
+        "schema_version": SCHEMA_VERSION, "name": ref.name, "hardware_id": ref.id, "memory_bytes": ref.memory_bytes, "threads": threads,
+        "versions": dict(environment.versions), "fingerprint": environment.fingerprint,
+    }  # fmt: skip
+    numbers = ("m", "n", "k", "batch", "tokens", "heads", "kv_heads", "head_dim", "topk", "num_experts")
+    columns: dict[str, Any] = {name: [row[name] for row in rows] for name in ("op", "dtype", "seconds")}
+    columns |= {name: [int(row.get(name, 0)) for row in rows] for name in numbers}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns).replace_schema_metadata({"hotpass": json.dumps(facts)}), path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    with torch.inference_mode():
+        rows = list(rows_of(given.seconds, read_host().last_level_cache_bytes))
+    write(rows, given.out, threads=given.threads)
+
+
+if __name__ == "__main__":
+    main()
