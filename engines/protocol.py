@@ -17,6 +17,7 @@ from hotpass.records.measurement import (
     BaselineMeasurement,
     MeasureResult,
     OutputCheck,
+    ReloadProof,
     ReloadReport,
     Side,
     Tier,
@@ -56,6 +57,15 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class ProvesReloads(Engine, Protocol):
+    """What an engine adds when it can hold a candidate put over another one against the same candidate in a fresh process."""
+
+    def verify_reload(self, before: Candidate, candidate: Candidate) -> ReloadProof:
+        """Warm before→candidate against the cold candidate, and before→candidate→before against before. Raises CandidateFailed."""
+        ...
 
 
 class Batch(Protocol):
