@@ -196,3 +196,9 @@ def test_help_is_quick_and_complete() -> None:
         "status",
     ):
         assert command in done.stdout
+
+
+def test_output_that_nobody_reads_to_the_end_is_no_error(finished: Path) -> None:
+    command = f"{sys.executable} -m cluster.cli candidates {finished} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
