@@ -4,7 +4,7 @@
 // sum of three bfloat16 exactly. Codes of Q4 and Q8 and values of BF16 are one bfloat16 exactly, so three products give
 // what float32 would give; the scale of a block of 32 columns is applied in float32 to the block's sum. A float32 weight is
 // three terms too, of which the six largest products are kept (what is dropped is below 2^-24 of the largest).
-// With `narrow`, one product of the leading terms is taken: that is bfloat16 activations, and lossy.
+// With `narrow`, activations and weights are rounded to one term each: lossy, and three to six times less work.
 //
 //   panel (first cache) : up to 4 tiles of 16 weight rows, a chunk of columns, as bfloat16 pairs
 //   x, 16 rows at a time: [row tile][block][term][16 rows][32 columns] bfloat16, streamed from the second cache
@@ -69,6 +69,9 @@ inline void configure_tiles(int rows) {
 
 inline void release_tiles() { _tile_release(); }
 
+// Rows of a tile register for so many rows of activations.
+inline int rows_for(int64_t rows) { return rows <= 8 ? 8 : 16; }
+
 HP_INLINE __m512 truncated(__m512 x) { return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(static_cast<int>(0xffff0000u)))); }
 HP_INLINE __m256i upper_halves(__m512 x) { return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(x), 16)); }
 
@@ -83,38 +86,43 @@ HP_INLINE __m512 rounded(__m512 x) {  // to bfloat16, ties to even
 }
 
 // x[rows][columns] as terms, for row tiles [begin, end): x = first + second + third, exactly, the first rounded to nearest.
-// Rows beyond `rows`, up to whole tiles of 16, are zero. Also sums[row tile][block][16] of each block; of the first terms
-// alone where only those will be used (`narrow`).
-inline void split_rows(const float* x, int64_t rows, int64_t columns, int64_t begin, int64_t end, bool narrow, uint16_t* to, float* sums) {
+// Rows beyond `rows`, up to whole tiles, are zero. Also sums[row tile][block][16] of each block. KEPT 1: the first term alone.
+template <int KEPT>
+inline void split_rows(const float* x, int64_t rows, int64_t columns, int64_t begin, int64_t end, uint16_t* to, float* sums) {
     const int64_t blocks = columns / BLOCK;
     for (int64_t tile = begin; tile < end; tile++)
-        for (int64_t i = 0; i < 16; i++) {
+        for (int64_t i = 0; i < rows_for(rows); i++) {
             const int64_t row = tile * 16 + i;
             for (int64_t b = 0; b < blocks; b++) {
-                uint16_t* unit = to + (tile * blocks + b) * TERMS * UNIT + i * BLOCK;
+                uint16_t* unit = to + (tile * blocks + b) * KEPT * UNIT + i * BLOCK;
                 __m512 sum = _mm512_setzero_ps();
                 for (int half = 0; half < 2; half++) {
                     const __m512 v = row < rows ? _mm512_loadu_ps(x + row * columns + b * BLOCK + half * 16) : _mm512_setzero_ps();
                     const __m512 first = rounded(v), rest = _mm512_sub_ps(v, first), second = truncated(rest);
                     uint16_t* at = unit + half * 16;
                     _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), upper_halves(first));
+                    if constexpr (KEPT == 1) continue;
                     _mm256_storeu_si256(reinterpret_cast<__m256i*>(at + UNIT), upper_halves(second));
                     _mm256_storeu_si256(reinterpret_cast<__m256i*>(at + 2 * UNIT), upper_halves(_mm512_sub_ps(rest, second)));
-                    sum = _mm512_add_ps(sum, narrow ? first : v);
+                    sum = _mm512_add_ps(sum, v);
                 }
-                sums[(tile * blocks + b) * 16 + i] = _mm512_reduce_add_ps(sum);
+                if constexpr (KEPT > 1) sums[(tile * blocks + b) * 16 + i] = _mm512_reduce_add_ps(sum);
             }
         }
 }
 
-// The exact float32 values of block b of a tile as three terms.
-template <class D>
+// The exact float32 values of block b of a tile as three terms; KEPT 1: rounded to one.
+template <class D, int KEPT>
 inline void spread_values(const uint8_t* tile, int64_t b, int64_t blocks, uint16_t* to) {
     alignas(64) float values[BLOCK][TILE];
     const __m512 scale = D::scale(tile, b, blocks, 0), minimum = D::minimum(tile, b, blocks, 0);
     D::codes(tile, b, 0, [&](V code, int k) { vstore(values[k], D::SCALED ? vfma(code, scale, minimum) : code); });
     for (int pair = 0; pair < 16; pair++) {
         __m512 even = _mm512_load_ps(values[2 * pair]), odd = _mm512_load_ps(values[2 * pair + 1]);
+        if constexpr (KEPT == 1) {
+            store_pair(to + pair * 32, rounded(even), rounded(odd));
+            continue;
+        }
         for (int term = 0; term < TERMS; term++) {
             store_pair(to + term * UNIT + pair * 32, even, odd);
             even = _mm512_sub_ps(even, truncated(even));
@@ -150,43 +158,47 @@ inline const uint16_t* spread_codes(int64_t format, const uint8_t* tile, int64_t
 
 // A chunk of columns of up to four weight tiles, ready to be multiplied.
 struct Panel {
-    bool scaled = false, minimum = false;  // what the format asks for
-    int weight_terms = 1;
+    enum class Kind { CODES, VALUES, ROUNDED };  // one term and scales; three terms; one term
+
+    Kind kind = Kind::CODES;
+    bool has_minimum = false;
     const uint16_t* at[TOGETHER][CHUNK];
     __m512 scales[TOGETHER][CHUNK], minima[TOGETHER][CHUNK];
     alignas(64) uint16_t units[TOGETHER * CHUNK / 2 * TERMS * UNIT];
 
-    // Tiles of different formats, and float32, are taken by their values.
-    static bool by_values(const Matrix* const* matrices, int tiles) {
+    // How tiles are taken: float32, and tiles of different formats, by their values. BF16 is its own single term, exactly.
+    static Kind kind_of(const Matrix* const* matrices, int tiles, bool narrow) {
         for (int i = 0; i < tiles; i++)
-            if (matrices[i]->format == F32 || matrices[i]->format != matrices[0]->format) return true;
-        return false;
+            if (matrices[i]->format == F32 || matrices[i]->format != matrices[0]->format) return narrow ? Kind::ROUNDED : Kind::VALUES;
+        return narrow ? Kind::ROUNDED : Kind::CODES;
     }
-    static int chunk(bool values) { return values ? CHUNK / 2 : CHUNK; }
+    static int chunk(Kind kind) { return kind == Kind::VALUES ? CHUNK / 2 : CHUNK; }
 
-    void fill(const Matrix* const* matrices, const uint8_t* const* tiles, int count, int64_t begin, int blocks, bool values) {
-        const int64_t format = matrices[0]->format;
-        scaled = !values && (format == Q4 || format == Q8);
-        minimum = !values && format == Q4;
-        weight_terms = values ? TERMS : 1;
+    void fill(const Matrix* const* matrices, const uint8_t* const* tiles, int count, int64_t begin, int blocks) {
+        has_minimum = matrices[0]->format == Q4;
         for (int i = 0; i < count; i++)
             for (int b = 0; b < blocks; b++) {
-                const int64_t all = matrices[i]->blocks(), from = begin + b;
-                uint16_t* to = units + (i * chunk(values) + b) * weight_terms * UNIT;
-                at[i][b] = to;
-                with_decoder(matrices[i]->format, [&](auto d) {
-                    using D = decltype(d);
-                    const uint8_t* next = tiles[i] + TOGETHER * matrices[i]->tile_bytes() + from * D::BYTES;
-                    for (int line = 0; line < D::BYTES; line += 64) __builtin_prefetch(next + line, 0, 2);  // second cache: the first is full
-                    if (values) spread_values<D>(tiles[i], from, all, to);
-                    else at[i][b] = spread_codes(matrices[i]->format, tiles[i], from, to);
-                });
-                if (!scaled) continue;
-                scales[i][b] = format == Q4 ? DecodeQ4::scale(tiles[i], from, all, 0) : DecodeQ8::plain_scale(tiles[i], from, all, 0);
-                if (minimum) minima[i][b] = DecodeQ4::minimum(tiles[i], from, all, 0);
+                uint16_t* to = units + (i * chunk(kind) + b) * (kind == Kind::VALUES ? TERMS : 1) * UNIT;
+                at[i][b] = with_decoder(matrices[i]->format, [&](auto d) { return spread<decltype(d)>(*matrices[i], tiles[i], begin + b, i, b, to); });
             }
         for (int i = count; i < TOGETHER; i++)  // any tile stands in for a missing one, whose sums nobody reads
             for (int b = 0; b < blocks; b++) at[i][b] = at[count - 1][b], scales[i][b] = minima[i][b] = _mm512_setzero_ps();
+    }
+
+  private:
+    template <class D>
+    const uint16_t* spread(const Matrix& m, const uint8_t* tile, int64_t block, int i, int b, uint16_t* to) {
+        const uint8_t* next = tile + TOGETHER * m.tile_bytes() + block * D::BYTES;
+        for (int line = 0; line < D::BYTES; line += 64) __builtin_prefetch(next + line, 0, 2);  // second cache: the first is full
+        if (m.format == BF16 && kind != Kind::VALUES) return reinterpret_cast<const uint16_t*>(tile + block * D::BYTES);
+        if (kind == Kind::VALUES) spread_values<D, TERMS>(tile, block, m.blocks(), to);
+        if (kind == Kind::ROUNDED) spread_values<D, 1>(tile, block, m.blocks(), to);
+        if (kind != Kind::CODES) return to;
+        if constexpr (D::SCALED) {
+            scales[i][b] = plain_scale<D>(tile, block, m.blocks(), 0);
+            minima[i][b] = D::minimum(tile, block, m.blocks(), 0);
+        }
+        return spread_codes(m.format, tile, block, to);
     }
 };
 
@@ -196,7 +208,7 @@ constexpr int64_t SUM_STEP = TOGETHER * TILE;
 // Codes with scales: a block's sums are taken out of the unit, scaled, and added in float32. A product waits some 50 cycles for
 // the one before it in the same register, so four weight tiles take turns, and a block is added up while the next is multiplied.
 template <int ROWS, bool MINIMUM>
-inline void multiply_codes(const Panel& panel, int count, const uint16_t* x, const float* block_sums, bool narrow, float* taken, float* sums) {
+inline void multiply_codes(const Panel& panel, int count, const uint16_t* x, const float* block_sums, float* taken, float* sums) {
     const auto add_up = [&](int b) __attribute__((always_inline)) {
         const float* from = taken + b % 2 * TOGETHER * 256;
 #pragma GCC unroll 4
@@ -227,10 +239,8 @@ inline void multiply_codes(const Panel& panel, int count, const uint16_t* x, con
         _tile_zero(2);
         _tile_zero(3);
         HP_PRODUCTS(0)
-        if (!narrow) {
-            HP_PRODUCTS(1)
-            HP_PRODUCTS(2)
-        }
+        HP_PRODUCTS(1)
+        HP_PRODUCTS(2)
         if (b > 0) add_up(b - 1);
         float* to = taken + b % 2 * TOGETHER * 256;
         _tile_stored(0, to, 64);
@@ -243,7 +253,7 @@ inline void multiply_codes(const Panel& panel, int count, const uint16_t* x, con
 }
 
 // Values: four weight tiles at once, sums stay in the unit for the whole chunk.
-template <int WEIGHT_TERMS>
+template <int X_TERMS, int WEIGHT_TERMS>
 inline void multiply_values(const Panel& panel, int count, const uint16_t* x, float* sums) {
     _tile_loadd(0, sums, SUM_STEP * 4);
     _tile_loadd(1, sums + TILE, SUM_STEP * 4);
@@ -253,8 +263,8 @@ inline void multiply_values(const Panel& panel, int count, const uint16_t* x, fl
 #pragma GCC unroll 3
         for (int w = 0; w < WEIGHT_TERMS; w++)
 #pragma GCC unroll 3
-            for (int t = 0; t < TERMS - w; t++) {
-                _tile_loadd(4, x + (b * TERMS + t) * UNIT, 64);
+            for (int t = 0; t < X_TERMS - w; t++) {
+                _tile_loadd(4, x + (b * X_TERMS + t) * UNIT, 64);
                 _tile_loadd(6, panel.at[0][b] + w * UNIT, 64);
                 _tile_dpbf16ps(0, 4, 6);
                 _tile_loadd(7, panel.at[1][b] + w * UNIT, 64);
@@ -270,16 +280,13 @@ inline void multiply_values(const Panel& panel, int count, const uint16_t* x, fl
     _tile_stored(3, sums + 3 * TILE, SUM_STEP * 4);
 }
 
-// Rows of a tile register for so many rows of activations.
-inline int rows_for(int64_t rows) { return rows <= 8 ? 8 : 16; }
-
 template <int ROWS>
-inline void multiply_tiles(const Panel& panel, int count, const uint16_t* x, const float* block_sums, bool narrow, float* taken,
-                           float* sums) {
-    if (panel.weight_terms == TERMS) return multiply_values<TERMS>(panel, count, x, sums);
-    if (!panel.scaled) return multiply_values<1>(panel, count, x, sums);
-    if (panel.minimum) multiply_codes<ROWS, true>(panel, count, x, block_sums, narrow, taken, sums);
-    else multiply_codes<ROWS, false>(panel, count, x, block_sums, narrow, taken, sums);
+inline void multiply_tiles(const Panel& panel, bool scaled, int count, const uint16_t* x, const float* block_sums, float* taken, float* sums) {
+    if (panel.kind == Panel::Kind::ROUNDED) multiply_values<1, 1>(panel, count, x, sums);
+    else if (panel.kind == Panel::Kind::VALUES) multiply_values<TERMS, TERMS>(panel, count, x, sums);
+    else if (!scaled) multiply_values<TERMS, 1>(panel, count, x, sums);
+    else if (panel.has_minimum) multiply_codes<ROWS, true>(panel, count, x, block_sums, taken, sums);
+    else multiply_codes<ROWS, false>(panel, count, x, block_sums, taken, sums);
 }
 
 }  // namespace hp

@@ -26,21 +26,24 @@ HP_INLINE I high_nibbles(I v) { return _mm512_and_si512(_mm512_srli_epi16(v, 4),
 HP_INLINE I dot_unsigned(I sum, I codes, I x) { return _mm512_dpbusd_epi32(sum, codes, x); }
 HP_INLINE I dot_signed(I sum, I codes, I x) { return _mm512_dpbusd_epi32(sum, _mm512_xor_si512(codes, _mm512_set1_epi8(-128)), x); }
 #elif defined(HP_AVX2)
-constexpr int BIAS = 0;
 HP_INLINE I izero() { return _mm256_setzero_si256(); }
 HP_INLINE I iadd(I a, I b) { return _mm256_add_epi32(a, b); }
 HP_INLINE I iset(int32_t x) { return _mm256_set1_epi32(x); }
 HP_INLINE V to_floats(I x) { return _mm256_cvtepi32_ps(x); }
 HP_INLINE I low_nibbles(I v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
 HP_INLINE I high_nibbles(I v) { return _mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(15)); }
-HP_INLINE I dot_unsigned(I sum, I codes, I x) {
 #if defined(__AVXVNNI__)
-    return _mm256_dpbusd_avx_epi32(sum, codes, x);
+constexpr int BIAS = 128;
+HP_INLINE I dot_unsigned(I sum, I codes, I x) { return _mm256_dpbusd_avx_epi32(sum, codes, x); }
+HP_INLINE I dot_signed(I sum, I codes, I x) { return dot_unsigned(sum, _mm256_xor_si256(codes, _mm256_set1_epi8(-128)), x); }
 #else
+constexpr int BIAS = 0;
+HP_INLINE I dot_unsigned(I sum, I codes, I x) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(codes, x), _mm256_set1_epi16(1)));
-#endif
 }
+// Activations lie within -127..127, so that their sign can change.
 HP_INLINE I dot_signed(I sum, I codes, I x) { return dot_unsigned(sum, _mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes)); }
+#endif
 #else
 constexpr int BIAS = 0;
 #if defined(HP_AVX512)
@@ -158,12 +161,6 @@ HP_INLINE int32_t four_bytes(const int8_t* p) {
     int32_t x;
     std::memcpy(&x, p, 4);
     return x;
-}
-
-template <class D>
-HP_INLINE V plain_scale(const uint8_t* tile, int64_t b, int64_t blocks, int sub) {
-    if constexpr (D::HAS_MINIMUM) return D::scale(tile, b, blocks, sub);
-    else return D::plain_scale(tile, b, blocks, sub);
 }
 
 // out[row][16] = tile · x, for Q4 (NIBBLES) and Q8.

@@ -122,6 +122,13 @@ struct DecodeQ8 {  // codes come times 2^24, scales times 2^-24
     static HP_INLINE V minimum(const uint8_t*, int64_t, int64_t, int) { return vzero(); }
 };
 
+// The scale of plain codes, whatever the decoder makes of them.
+template <class D>
+HP_INLINE V plain_scale(const uint8_t* tile, int64_t b, int64_t blocks, int sub) {
+    if constexpr (D::HAS_MINIMUM) return D::scale(tile, b, blocks, sub);
+    else return D::plain_scale(tile, b, blocks, sub);
+}
+
 // Calls f with the decoder of a format as a value, so that each kernel is compiled once a format.
 template <class F>
 HP_INLINE auto with_decoder(int64_t format, F&& f) {

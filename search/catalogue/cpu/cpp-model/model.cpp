@@ -5,13 +5,10 @@
 //
 // Up to 8 tokens, weights are decoded in registers and used for all tokens at once; above, they are decoded once into cache
 // panels. Results depend on the number of threads (attention is cut into shares), never on timing.
-#include <memory>
 #include <vector>
 
-#include "amx.h"
 #include "attention.h"
-#include "digits.h"
-#include "pool.h"
+#include "products.h"
 
 namespace hp {
 
@@ -35,48 +32,13 @@ struct Batch {
 
 enum Role { Q, K, VALUE, O, GATE, UP, DOWN, ROLES };
 
-using Floats = std::vector<float>;
-
-// Activations as products read them: groups of `group` tokens, [group][column][token of group]; a group of one is a plain row.
-struct Grouped {
-    float* data;
-    int64_t columns;
-    int group;
-    float* column(int64_t token, int64_t column) const { return data + (token / group * columns + column) * group + token % group; }
-};
-
-#if HP_AMX
-template <class T>
-using Aligned = std::vector<T, AlignedAllocator<T>>;
-
-// Activations as the matrix unit reads them.
-struct Terms {
-    Aligned<uint16_t> values;
-    Floats sums;
-    void reserve(int64_t row_tiles, int64_t columns) {
-        const auto size = static_cast<size_t>(row_tiles * (columns / BLOCK) * TERMS * UNIT);
-        if (values.size() >= size) return;
-        values.resize(size);
-        sums.resize(static_cast<size_t>(row_tiles * (columns / BLOCK) * 16));
-    }
-};
-#endif
-
 class Model {
   public:
     Model(const Dims& dims, const Weights& weights, const Cache& cache, int threads)
-        : d_(dims), w_(weights), cache_(cache), team_(threads), own_(static_cast<size_t>(threads)) {
-        widest_ = std::max(std::max(d_.hidden, d_.intermediate), d_.heads * d_.head_dim);
-        for (Own& own : own_) {
-            own.x.resize(static_cast<size_t>(widest_ * FEW));
-            own.sums.resize(static_cast<size_t>(widest_ / BLOCK * FEW));
-            own.panels.resize(static_cast<size_t>(2 * TILE * widest_));
-            own.digits.resize(static_cast<size_t>(widest_ * std::max(FEW, EXACT_DIGITS * EXACT_ROWS)));
-            own.scales.resize(static_cast<size_t>(2 * widest_ / BLOCK * FEW));
-            own.bias.resize(static_cast<size_t>(widest_ / BLOCK * std::max(FEW, EXACT_DIGITS * EXACT_ROWS)));
-            own.attention.resize(static_cast<size_t>(
-                std::max(3 * (d_.positions + TILE), lanes_scratch(static_cast<int>(d_.head_dim)))));
-        }
+        : d_(dims), w_(weights), cache_(cache), team_(threads),
+          multiplier_(team_, std::max(std::max(d_.hidden, d_.intermediate), d_.heads * d_.head_dim), d_.narrow) {
+        const int64_t scratch = std::max(3 * (d_.positions + TILE), lanes_scratch(static_cast<int>(d_.head_dim)));
+        attention_.assign(static_cast<size_t>(threads), Floats(static_cast<size_t>(scratch)));
     }
 
     void step(const Batch& batch, float* logits) {
@@ -89,21 +51,10 @@ class Model {
     }
 
   private:
-    struct Own {  // one thread's scratch
-        Floats x, sums, panels, attention, scales;
-        std::vector<int8_t> digits;
-        std::vector<int32_t> bias;
-#if HP_AMX
-        std::unique_ptr<Panel> panel{new Panel};
-        Terms terms;
-        Aligned<float> products;
-#endif
-    };
-
     const Matrix& matrix(int64_t layer, Role role) const { return w_.matrices[layer * ROLES + role]; }
     const Matrix& head() const { return w_.matrices[d_.layers * ROLES]; }
     const Matrix& embedding() const { return w_.matrices[d_.layers * ROLES + 1]; }
-    int64_t from(int64_t units, int thread) const { return units * thread / team_.size(); }
+    int64_t from(int64_t units, int thread) const { return share(units, thread, team_.size()); }
 
     void reserve(int64_t tokens) {
         if (tokens <= capacity_) return;
@@ -117,184 +68,37 @@ class Model {
         normed_.resize(size(std::max(d_.hidden, width)));
         token_seq_.resize(static_cast<size_t>(capacity_));
         partials_.resize(static_cast<size_t>(FEW * d_.heads * team_.size() * (d_.head_dim + 2)));
-#if HP_AMX
-        const int64_t row_tiles = (tokens + 15) / 16;
-        terms_.reserve(row_tiles, widest_);
-        for (Own& own : own_) {
-            own.terms.reserve(1, widest_);
-            own.products.resize(static_cast<size_t>(ROW_TILES * 16 * SUM_STEP));
-        }
-#endif
-    }
-
-    // How many tokens `products` wants in a group: rows for the matrix unit, all for few, else as many as a kernel takes.
-    int group_of(int64_t tokens) const {
-        if (on_matrix_unit(tokens)) return 1;
-        return tokens <= FEW ? static_cast<int>(tokens) : GROUP;
+        multiplier_.reserve(tokens);
     }
 
     void forward(int thread) {
-#if HP_AMX
-        if (on_matrix_unit(b_.num_tokens)) configure_tiles(rows_for(b_.num_tokens));
-#endif
+        Multiplier::shape_tiles(b_.num_tokens);
         compute(thread);
-#if HP_AMX
-        if (on_matrix_unit(std::max(b_.num_tokens, b_.num_seqs))) release_tiles();
-#endif
+        Multiplier::shape_tiles(0);
     }
 
     void compute(int thread) {
         embed(thread);
         team_.barrier();
         for (int64_t layer = 0; layer < d_.layers; layer++) {
-            Grouped x = normalise(thread, w_.norms + 2 * layer * d_.hidden, b_.num_tokens, false);
+            Grouped x = normalise(thread, w_.norms + 2 * layer * d_.hidden, b_.num_tokens, matrix(layer, Q), false);
             queries_keys_values(thread, layer, x);
             team_.barrier();
             x = few_ ? attend_few(thread, layer) : attend_many(thread, layer);
             add_product(thread, matrix(layer, O), x);
             team_.barrier();
-            x = normalise(thread, w_.norms + (2 * layer + 1) * d_.hidden, b_.num_tokens, false);
+            x = normalise(thread, w_.norms + (2 * layer + 1) * d_.hidden, b_.num_tokens, matrix(layer, GATE), false);
             gate_up(thread, layer, x);
             team_.barrier();
-            x = gated();
-            block_sums(thread, x, b_.num_tokens);
+            x = gated(layer);
+            multiplier_.block_sums(thread, x, b_.num_tokens);
             next_item_.store(0, std::memory_order_relaxed);
             add_product(thread, matrix(layer, DOWN), x);
             team_.barrier();
         }
-#if HP_AMX
-        if (on_matrix_unit(b_.num_seqs)) configure_tiles(rows_for(b_.num_seqs));
-#endif
+        Multiplier::shape_tiles(b_.num_seqs);
         logits(thread);
     }
-
-    // ---- products -----------------------------------------------------------------------------------------------
-
-    struct Place {
-        const Matrix* matrix;
-        int64_t tile;
-    };
-
-    // Tiles `unit` of [0, units) that are this thread's, two at a time; emit(unit, token, tokens, a, b, stride): a[i · stride + lane]
-    // is the product of token + i with row lane of tile `unit`, b that of the next, null when there is none.
-    template <class At, class Emit>
-    void products(int thread, int64_t tokens, const Grouped& x, int64_t units, int64_t grain, At&& at, Emit&& emit) {
-        const int64_t begin = from(units / grain, thread) * grain, end = from(units / grain, thread + 1) * grain;
-#if HP_AMX
-        if (on_matrix_unit(tokens)) return products_on_matrix_unit(thread, tokens, x, begin, end, at, emit);
-#endif
-        if (tokens <= FEW) products_of_few(thread, static_cast<int>(tokens), x, begin, end, at, emit);
-        else products_of_many(thread, tokens, x, begin, end, at, emit);
-    }
-
-    template <class At, class Emit>
-    void products_of_few(int thread, int tokens, const Grouped& x, int64_t begin, int64_t end, At&& at, Emit&& emit) {
-        Own& own = own_[static_cast<size_t>(thread)];
-        const int64_t blocks = x.columns / BLOCK;
-        const Digits digits{own.digits.data(), own.scales.data(), d_.narrow ? own.scales.data() + blocks * tokens : own.sums.data(), own.bias.data()};
-        int64_t prepared = -1;  // format whose order of columns the digits are in
-        alignas(64) float out[2 * FEW * TILE];
-        const auto one = [&](const Place& place, float* to) {
-            const int64_t format = place.matrix->format;
-            const uint8_t* tile = place.matrix->tile(place.tile);
-            const DigitKernel kernel = digit_kernel(format, tokens, d_.narrow);
-            if (!kernel.multiply) return few_rows_for(format, tokens)(tile, blocks, x.data, own.sums.data(), to);
-            if (prepared != format) kernel.prepare(x.data, x.columns, tokens, digits);
-            prepared = format;
-            kernel.multiply(tile, blocks, digits, to);
-        };
-        for (int64_t unit = begin; unit < end; unit += 2) {
-            const bool two = unit + 1 < end;
-            one(at(unit), out);
-            if (two) one(at(unit + 1), out + tokens * TILE);
-            emit(unit, 0, tokens, out, two ? out + tokens * TILE : nullptr, TILE);
-        }
-    }
-
-    template <class At, class Emit>
-    void products_of_many(int thread, int64_t tokens, const Grouped& x, int64_t begin, int64_t end, At&& at, Emit&& emit) {
-        Own& own = own_[static_cast<size_t>(thread)];
-        const int64_t blocks = x.columns / BLOCK;
-        float* panels[2] = {own.panels.data(), own.panels.data() + x.columns * TILE};
-        const auto all = std::make_integer_sequence<int, GROUP>{};
-        alignas(64) float out[2 * GROUP * TILE];
-        for (int64_t unit = begin; unit < end; unit += 2) {
-            const bool two = unit + 1 < end;
-            for (int i = 0; i < (two ? 2 : 1); i++) {
-                const Place place = at(unit + i);
-                unpack(place.matrix->format, place.matrix->tile(place.tile), blocks, panels[i]);
-            }
-            for (int64_t token = 0; token < tokens; token += GROUP) {
-                const int m = static_cast<int>(std::min<int64_t>(GROUP, tokens - token));
-                const float* rows = x.data + token * x.columns;
-                std::fill(out, out + 2 * m * TILE, 0.0f);
-                if (PANELS == 2 && two) {
-                    multiply_group<2>(m, panels, x.columns, rows, out, all);
-                    emit(unit, token, m, out, out + TILE, 2 * TILE);
-                } else {
-                    multiply_group<1>(m, panels, x.columns, rows, out, all);
-                    if (two) multiply_group<1>(m, panels + 1, x.columns, rows, out + m * TILE, all);
-                    emit(unit, token, m, out, two ? out + m * TILE : nullptr, TILE);
-                }
-            }
-        }
-    }
-
-#if HP_AMX
-    bool on_matrix_unit(int64_t tokens) const { return tokens >= LEAST_ROWS && amx_allowed(); }
-
-    template <class At, class Emit>
-    void products_on_matrix_unit(int thread, int64_t tokens, const Grouped& x, int64_t begin, int64_t end, At&& at, Emit&& emit) {
-        Own& own = own_[static_cast<size_t>(thread)];
-        const int64_t row_tiles = (tokens + 15) / 16, blocks = x.columns / BLOCK;
-        const bool shared = row_tiles > 1;  // a single tile of rows each thread splits for itself
-        Terms& terms = shared ? terms_ : own.terms;
-        split_rows(x.data, tokens, x.columns, shared ? from(row_tiles, thread) : 0, shared ? from(row_tiles, thread + 1) : 1,
-                   d_.narrow, terms.values.data(), terms.sums.data());
-        if (shared) team_.barrier();
-        for (int64_t first = 0; first < row_tiles; first += ROW_TILES)
-            for (int64_t unit = begin; unit < end; unit += TOGETHER)
-                products_of_panel(own, tokens, blocks, terms, first, std::min<int64_t>(ROW_TILES, row_tiles - first), unit,
-                                  static_cast<int>(std::min<int64_t>(TOGETHER, end - unit)), at, emit);
-        if (shared) team_.barrier();  // the terms are written anew for the next product
-    }
-
-    // `count` tiles from `unit` on, with row tiles [first, first + row_tiles).
-    template <class At, class Emit>
-    void products_of_panel(Own& own, int64_t tokens, int64_t blocks, const Terms& terms, int64_t first, int64_t row_tiles, int64_t unit,
-                           int count, At&& at, Emit&& emit) {
-        const Matrix* matrices[TOGETHER];
-        const uint8_t* tiles[TOGETHER];
-        for (int i = 0; i < count; i++) {
-            const Place place = at(unit + i);
-            matrices[i] = place.matrix;
-            tiles[i] = place.matrix->tile(place.tile);
-        }
-        const bool values = Panel::by_values(matrices, count);
-        float* sums = own.products.data();
-        std::fill(sums, sums + row_tiles * 16 * SUM_STEP, 0.0f);
-        alignas(64) float taken[2 * TOGETHER * 256];
-        for (int64_t b = 0; b < blocks; b += Panel::chunk(values)) {
-            const int chunk = static_cast<int>(std::min<int64_t>(Panel::chunk(values), blocks - b));
-            own.panel->fill(matrices, tiles, count, b, chunk, values);
-            const bool narrow = d_.narrow && own.panel->scaled;
-            for (int64_t tile = 0; tile < row_tiles; tile++) {
-                const int64_t block = (first + tile) * blocks + b;
-                const uint16_t* x = terms.values.data() + block * TERMS * UNIT;
-                const float* block_sums = terms.sums.data() + block * 16;
-                float* to = sums + tile * 16 * SUM_STEP;
-                if (rows_for(tokens) == 8) multiply_tiles<8>(*own.panel, chunk, x, block_sums, narrow, taken, to);
-                else multiply_tiles<16>(*own.panel, chunk, x, block_sums, narrow, taken, to);
-            }
-        }
-        const int64_t token = first * 16;
-        for (int i = 0; i < count; i += 2)
-            emit(unit + i, token, static_cast<int>(std::min(row_tiles * 16, tokens - token)), sums + i * TILE,
-                 i + 1 < count ? sums + (i + 1) * TILE : nullptr, static_cast<int>(SUM_STEP));
-    }
-#else
-    static bool on_matrix_unit(int64_t) { return false; }
-#endif
 
     // residual += matrix · x
     void add_product(int thread, const Matrix& m, const Grouped& x) {
@@ -302,7 +106,7 @@ class Model {
             float* to = residual_.data() + token * d_.hidden + unit * TILE;
             for (int lane = 0; lane < TILE; lane += LANES) vstore(to + lane, vload(to + lane) + vload(row + lane));
         };
-        products(thread, b_.num_tokens, x, m.tiles(), 1, [&](int64_t unit) { return Place{&m, unit}; },
+        multiplier_.run(thread, b_.num_tokens, x, m.tiles(), 1, [&](int64_t unit) { return Place{&m, unit}; },
                  [&](int64_t unit, int64_t token, int tokens, const float* a, const float* b, int stride) {
                      for (int i = 0; i < tokens; i++) {
                          add(unit, token + i, a + i * stride);
@@ -324,10 +128,9 @@ class Model {
     }
 
     // RMS norm of each token (of each sequence's last, for the head), as products read it.
-    Grouped normalise(int thread, const float* weight, int64_t count, bool last_only) {
-        Own& own = own_[static_cast<size_t>(thread)];
+    Grouped normalise(int thread, const float* weight, int64_t count, const Matrix& reader, bool last_only) {
         const bool few = count <= FEW;
-        const Grouped x{few ? own.x.data() : normed_.data(), d_.hidden, group_of(count)};
+        const Grouped x{few ? multiplier_.few(thread) : normed_.data(), d_.hidden, Multiplier::group_of(count, reader)};
         const int64_t begin = few ? 0 : from(count, thread), end = few ? count : from(count, thread + 1);
         for (int64_t i = begin; i < end; i++) {
             const float* row = residual_.data() + (last_only ? b_.seq_starts[i + 1] - 1 : i) * d_.hidden;
@@ -337,27 +140,9 @@ class Model {
             float* to = x.column(i, 0);
             for (int64_t c = 0; c < d_.hidden; c++) to[c * x.group] = row[c] * scale * weight[c];
         }
-        block_sums(thread, x, count);
+        multiplier_.block_sums(thread, x, count);
         if (!few) team_.barrier();
         return x;
-    }
-
-    void block_sums(int thread, const Grouped& x, int64_t tokens) {
-        if (tokens > FEW || on_matrix_unit(tokens)) return;
-        float* sums = own_[static_cast<size_t>(thread)].sums.data();
-        for (int64_t b = 0; b < x.columns / BLOCK; b++) {
-            const float* block = x.data + b * BLOCK * tokens;
-            if (tokens == 1) {
-                V sum = vload(block);
-                for (int k = LANES; k < BLOCK; k += LANES) sum = sum + vload(block + k);
-                sums[b] = vsum(sum);
-                continue;
-            }
-            float sum[FEW] = {};
-            for (int k = 0; k < BLOCK; k++)
-                for (int64_t m = 0; m < tokens; m++) sum[m] += block[k * tokens + m];
-            std::copy(sum, sum + tokens, sums + b * tokens);
-        }
     }
 
     // A thread has whole heads, so that it can rotate what it has just computed.
@@ -370,7 +155,7 @@ class Model {
         const auto keep = [&](int64_t unit, int64_t token, const float* row) {
             std::memcpy(projected_.data() + (token * (q + 2 * k) + unit) * TILE, row, sizeof(float) * TILE);
         };
-        products(thread, b_.num_tokens, x, q + 2 * k, per_head, at,
+        multiplier_.run(thread, b_.num_tokens, x, q + 2 * k, per_head, at,
                  [&](int64_t unit, int64_t token, int tokens, const float* a, const float* b, int stride) {
                      for (int i = 0; i < tokens; i++) {
                          keep(unit, token + i, a + i * stride);
@@ -431,7 +216,6 @@ class Model {
 
     Grouped attend_few(int thread, int64_t layer) {
         const int64_t total = all_positions(), group = d_.heads / d_.kv_heads;
-        Own& own = own_[static_cast<size_t>(thread)];
         const int64_t begin = from(total, thread), end = from(total, thread + 1);
         stretches([&](int64_t t, int64_t h, int64_t start, int64_t count) {
             const int64_t first = std::max<int64_t>(begin - start, 0), last = std::min<int64_t>(end - start, count);
@@ -441,7 +225,7 @@ class Model {
             const int64_t base = cache_.at(b_.slots[token_seq_[static_cast<size_t>(t)]], h, first);
             const auto attend = [&](auto* keys, auto* values) {
                 attend_stretch(query(t, h * group), static_cast<int>(group), static_cast<int>(d_.head_dim), keys + base, values + base,
-                               cache_.position_stride, last - first, own.attention.data(), partials);
+                               cache_.position_stride, last - first, attention_[static_cast<size_t>(thread)].data(), partials);
             };
             if (cache_.is_bf16)
                 attend(static_cast<const uint16_t*>(cache_.keys[layer]), static_cast<const uint16_t*>(cache_.values[layer]));
@@ -449,13 +233,12 @@ class Model {
                 attend(static_cast<const float*>(cache_.keys[layer]), static_cast<const float*>(cache_.values[layer]));
         });
         team_.barrier();
-        return merge_shares(thread, total);
+        return merge_shares(thread, layer, total);
     }
 
     // Every thread merges for itself: the sums are small, and a barrier is saved.
-    Grouped merge_shares(int thread, int64_t total) {
-        Own& own = own_[static_cast<size_t>(thread)];
-        const Grouped x{own.x.data(), d_.heads * d_.head_dim, group_of(b_.num_tokens)};
+    Grouped merge_shares(int thread, int64_t layer, int64_t total) {
+        const Grouped x{multiplier_.few(thread), d_.heads * d_.head_dim, Multiplier::group_of(b_.num_tokens, matrix(layer, O))};
         const int64_t group = d_.heads / d_.kv_heads;
         stretches([&](int64_t t, int64_t h, int64_t start, int64_t count) {
             int first = 0;
@@ -478,15 +261,14 @@ class Model {
                 }
             }
         });
-        block_sums(thread, x, b_.num_tokens);
+        multiplier_.block_sums(thread, x, b_.num_tokens);
         return x;
     }
 
     // Items (sequence, KV head, 16 query lanes) are taken from a counter: who computes one does not change its result.
     Grouped attend_many(int thread, int64_t layer) {
         const int64_t group = d_.heads / d_.kv_heads, width = d_.heads * d_.head_dim;
-        Own& own = own_[static_cast<size_t>(thread)];
-        const Grouped x{normed_.data(), width, group_of(b_.num_tokens)};
+        const Grouped x{normed_.data(), width, Multiplier::group_of(b_.num_tokens, matrix(layer, O))};
         int64_t mine = next_item_.fetch_add(1, std::memory_order_relaxed), item = 0;
         for (int64_t s = 0; s < b_.num_seqs; s++) {
             const int64_t start = b_.seq_starts[s], pairs = (b_.seq_starts[s + 1] - start) * group;
@@ -503,7 +285,7 @@ class Model {
                     const int64_t base = cache_.at(b_.slots[s], h, 0);
                     const auto attend = [&](auto* keys, auto* values) {
                         attend_lanes(lanes, last, static_cast<int>(d_.head_dim), keys + base, values + base, cache_.position_stride,
-                                     own.attention.data(), [&](int i) { return query(token(i), head(i)); },
+                                     attention_[static_cast<size_t>(thread)].data(), [&](int i) { return query(token(i), head(i)); },
                                      [&](int i) { return attended_.data() + token(i) * width + head(i) * d_.head_dim; });
                     };
                     if (cache_.is_bf16)
@@ -521,11 +303,11 @@ class Model {
         return x;
     }
 
-    Grouped gated() { return {gated_.data(), d_.intermediate, group_of(b_.num_tokens)}; }
+    Grouped gated(int64_t layer) { return {gated_.data(), d_.intermediate, Multiplier::group_of(b_.num_tokens, matrix(layer, DOWN))}; }
 
     void gate_up(int thread, int64_t layer, const Grouped& x) {
-        const Grouped to = gated();
-        products(thread, b_.num_tokens, x, 2 * matrix(layer, GATE).tiles(), 2,
+        const Grouped to = gated(layer);
+        multiplier_.run(thread, b_.num_tokens, x, 2 * matrix(layer, GATE).tiles(), 2,
                  [&](int64_t unit) { return Place{&matrix(layer, unit % 2 ? UP : GATE), unit / 2}; },
                  [&](int64_t unit, int64_t token, int tokens, const float* gate, const float* up, int stride) {
                      for (int i = 0; i < tokens; i++) {
@@ -539,8 +321,8 @@ class Model {
     }
 
     void logits(int thread) {
-        const Grouped x = normalise(thread, w_.norms + 2 * d_.layers * d_.hidden, b_.num_seqs, true);
-        products(thread, b_.num_seqs, x, head().tiles(), 1, [&](int64_t unit) { return Place{&head(), unit}; },
+        const Grouped x = normalise(thread, w_.norms + 2 * d_.layers * d_.hidden, b_.num_seqs, head(), true);
+        multiplier_.run(thread, b_.num_seqs, x, head().tiles(), 1, [&](int64_t unit) { return Place{&head(), unit}; },
                  [&](int64_t unit, int64_t seq, int seqs, const float* a, const float* b, int stride) {
                      for (int half = 0; half < (b ? 2 : 1); half++) {
                          const int64_t row = (unit + half) * TILE, rows = std::min<int64_t>(TILE, d_.vocab - row);
@@ -568,17 +350,15 @@ class Model {
     Weights w_;
     Cache cache_;
     Team team_;
-    std::vector<Own> own_;
+    Multiplier multiplier_;
+    std::vector<Floats> attention_;  // one thread's scratch
     Batch b_{};
     float* logits_ = nullptr;
     bool few_ = true;
-    int64_t capacity_ = 0, widest_ = 0;
+    int64_t capacity_ = 0;
     Floats residual_, projected_, attended_, gated_, normed_, partials_;
     std::vector<int64_t> token_seq_;
     std::atomic<int64_t> next_item_{0};
-#if HP_AMX
-    Terms terms_;
-#endif
 };
 
 }  // namespace hp

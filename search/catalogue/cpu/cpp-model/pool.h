@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -23,6 +24,9 @@ inline void pause_briefly() {
     asm volatile("yield");
 #endif
 }
+
+// Where a thread's share of so many units begins: [share(n, t, of), share(n, t + 1, of)).
+inline int64_t share(int64_t units, int64_t thread, int64_t of) { return units * thread / of; }
 
 class Team {
   public:

@@ -47,14 +47,18 @@ def config(**changes: Any) -> LlamaConfig:
     return LlamaConfig(**(sizes | changes))
 
 
-def model(made: LlamaConfig, *, blocks: Mapping[str, str] | None = None, rounded: bool = False, seed: int = 0) -> tuple[WeightStore, LlamaForCausalLM]:
+def model(
+    made: LlamaConfig, *, blocks: Mapping[str, str] | None = None, rounded: bool = False, seed: int = 0
+) -> tuple[WeightStore, LlamaForCausalLM]:
     """Weights and their reference. `blocks`: end of a module's name → GGUF format of its weight. `rounded`: values are bfloat16."""
     generator = torch.Generator().manual_seed(seed)
     net = LlamaForCausalLM(made).eval().requires_grad_(False)
     packed: dict[str, tuple[str, torch.Tensor]] = {}
     for name, tensor in net.named_parameters():
         norm = "norm" in name
-        tensor.copy_(torch.randn(tensor.shape, generator=generator) * (0.2 if norm else tensor.shape[1] ** -0.5) + float(norm))
+        tensor.copy_(
+            torch.randn(tensor.shape, generator=generator) * (0.2 if norm else tensor.shape[1] ** -0.5) + float(norm)
+        )
         if rounded:
             tensor.copy_(tensor.bfloat16().float())
         kind = next((kind for end, kind in (blocks or {}).items() if name.endswith(f"{end}.weight")), None)
@@ -82,7 +86,17 @@ def library(source: PartSource, folder: Path, isa: str = "native") -> dict[str, 
         (home / path).write_text(text)
     for name, file in declaration(source).native.items():
         target = home / f"{name}-{isa}.so"
-        command = [compiler.path, "-O1", compiler.native_flag, *ISAS[isa], "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-w"]
+        command = [
+            compiler.path,
+            "-O1",
+            compiler.native_flag,
+            *ISAS[isa],
+            "-std=c++17",
+            "-fPIC",
+            "-shared",
+            "-fopenmp",
+            "-w",
+        ]
         subprocess.run([*command, str(home / file), "-o", str(target)], check=True)
         loaded[name] = ctypes.CDLL(str(target))
     return loaded

@@ -84,7 +84,9 @@ def test_every_step_agrees_with_the_reference(weights_as: str, isa: str, natives
 @pytest.mark.parametrize("weights_as", ["gguf-a8", "int8-a8"])
 def test_activations_of_8_bits_are_close_and_are_not_exact(weights_as: str, isa: str, natives: Natives) -> None:
     made = config()
-    store, net = model(made, blocks=dict.fromkeys((*BLOCKS, "down_proj"), "Q4_1" if weights_as == "gguf-a8" else "Q8_0"))
+    store, net = model(
+        made, blocks=dict.fromkeys((*BLOCKS, "down_proj"), "Q4_1" if weights_as == "gguf-a8" else "Q8_0")
+    )
     part = Whole(natives(isa), store, made, weights_as)
     error = walk(part, net, made.vocab_size)
     part.close()
@@ -128,7 +130,9 @@ def test_scaled_rotary_embeddings(rope: dict[str, Any], natives: Natives) -> Non
 def test_a_cache_of_bfloat16_rounds_keys_and_values_alone(natives: Natives) -> None:
     made = config()
     store, net = model(made)
-    exact, rounded = (Whole(natives("native"), store, made, "fp32", kv_dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+    exact, rounded = (
+        Whole(natives("native"), store, made, "fp32", kv_dtype=dtype) for dtype in (torch.float32, torch.bfloat16)
+    )
     assert 1e-4 < walk(rounded, net, made.vocab_size) < 0.05
     tokens = text(30, made.vocab_size, 9)
     for part in (exact, rounded):
@@ -214,7 +218,9 @@ def test_packed_sizes_are_those_of_the_file() -> None:
     part = compile_part(declaration(source).bind(source, {"weights_as": "gguf"}))
     packed = part.cls().weights(store, {"weights_as": "gguf"})
     part.forget()
-    assert packed["matrices"].numel() == sum(rows.numel() for _, rows in (store.packed(name) for name in store.packed_names()))
+    assert packed["matrices"].numel() == sum(
+        rows.numel() for _, rows in (store.packed(name) for name in store.packed_names())
+    )
 
 
 def test_numerics_class_follows_storage_and_model() -> None:
