@@ -32,6 +32,9 @@ SUBSTITUTES: Mapping[tuple[str, str], str] = {
 fp8 with one of 12 µs, and its 4-bit products take longer than its own 16-bit ones of four times the bytes: more than the product was
 timed. vLLM's attention over latents was timed only together with its projections."""
 
+ABSENT: Mapping[str, int] = {"window_size": 0}
+"""Columns that older tables lack, and what their rows mean: no sliding window."""
+
 DTYPES: Mapping[str, tuple[str, ...]] = {
     "bf16": ("bfloat16",),
     "fp8": ("fp8",),
@@ -85,18 +88,29 @@ class Tables(Interpolated):
         backend = SUBSTITUTES.get((self.backend, stand_in or op), self.backend)
         for path in self._files(op, name, backend):
             try:
+                there = set(pq.read_schema(path).names)
+                if not set(equal) <= there:
+                    continue
                 table = pq.read_table(
-                    path, columns=columns, filters=[(key, "==", value) for key, value in equal.items()] or None
+                    path,
+                    columns=[name for name in columns if name in there],
+                    filters=[(key, "==", value) for key, value in equal.items()] or None,
                 )
             except (OSError, pa.ArrowException) as error:
+                reason = str(error).splitlines()[0]
                 raise InputError(
-                    "kernel table", path, f"cannot be read ({error})", "install the extra nvidia-tables again"
+                    "kernel table", path, f"cannot be read ({reason})", "install the extra nvidia-tables again"
                 ) from None
+            missing = [name for name in columns if name not in there and name not in ABSENT]
+            if missing:
+                raise InputError(
+                    "kernel table", path, f"has no column {missing[0]}", "install aiconfigurator-core==0.12.0"
+                )
             if table.num_rows:
                 if backend != self.backend:
                     self.notes.append(f"{stand_in or op}: {backend}'s table stands in for {self.backend}'s")
                 frame: pd.DataFrame = table.to_pandas()
-                return frame
+                return frame.assign(**{name: ABSENT[name] for name in columns if name not in there})
         return None
 
     def _load_gemm(self, fmt: str) -> Surface | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from costmodel.graph import ModelGraph
@@ -75,8 +76,6 @@ def test_a_torn_table_is_one_sentence(machine: Machine, gemm_folder: Path) -> No
 
 
 def test_holes_in_a_grid_are_filled_from_their_line() -> None:
-    import pandas as pd
-
     rows = pd.DataFrame({"f": [1, 1, 1, 2, 2], "x": [1, 4, 16, 1, 16], "s": [2.0, 2.0, 2.0, 4.0, 4.0], "b": 1.0})
     surface = build_surface(rows, features=["f"], weights=[1.0], axes=["x"], seconds="s", bound="b")
     ratio = surface.at(np.array([[2.0]]), one(4))
@@ -114,6 +113,27 @@ def test_expert_data_parallel_exchanges_tokens(routed: ModelGraph, machine: Mach
         operator.name for operator in made.operators if operator.seconds[0] > 0 and operator.kind is Kind.COMMUNICATION
     }
     assert names == {"gqa+moe/dispatch", "gqa+moe/combine"}
+
+
+def test_a_table_without_a_needed_column_is_one_sentence(machine: Machine, gemm_folder: Path) -> None:
+    path = gemm_folder / "round" / "gemm" / "trtllm" / "1.0.0" / "gemm_perf.parquet"
+    pd.read_parquet(path).drop(columns="k").to_parquet(path)
+    with pytest.raises(InputError, match="has no column k"):
+        Tables(machine, "trtllm", gemm_folder).gemm("bf16", one(1), one(1024), one(1024))
+
+
+def test_older_tables_without_windows_mean_none(machine: Machine, tmp_path: Path) -> None:
+    folder = tmp_path / "round" / "attention" / "trtllm" / "1.0.0"
+    folder.mkdir(parents=True)
+    batch, step = (a.ravel() for a in np.meshgrid([1, 8], [127, 1023], indexing="ij"))
+    bound = bounds.decode_attention(machine, batch, step + 1, 32, 8, 128, 2.0)
+    rows = pd.DataFrame({"batch_size": batch, "step": step, "num_heads": 32, "num_key_value_heads": 8, "head_dim": 128})
+    rows.assign(latency=1e3 * 2 * bound, kv_cache_dtype="bfloat16").to_parquet(
+        folder / "generation_attention_perf.parquet"
+    )
+    found = Tables(machine, "trtllm", tmp_path).decode_attention(one(8), one(1024), one(32), one(8), 128, 0, 2.0)
+    assert found.provenance[0] == Provenance.MEASURED
+    assert found.seconds[0] == pytest.approx(2 * bounds.decode_attention(machine, 8, 1024, 32, 8, 128, 2.0)[()])
 
 
 @pytest.mark.parametrize("backend", ["vllm", "sglang", "trtllm"])
