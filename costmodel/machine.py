@@ -54,6 +54,12 @@ class Machine:
     """Figures that sources disagree about; they widen intervals."""
     details: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def reserved_bytes(self) -> float:
+        """For the runtime, graphs and collectives: 3.5 GB of a GPU (aiconfigurator-core 0.12.0, systems/*.yaml: `other_mem`), and of
+        an accelerator with little memory not more than a twentieth."""
+        return min(3.5e9, 0.05 * self.memory_bytes)
+
     def peak(self, fmt: str) -> float:
         """FLOP/s of matrix products with weights of that format: weights narrower than the units compute in the next wider type."""
         four_bit: tuple[str, ...] = ("fp8", "bf16") if "fp4" in self.flops else ("bf16",)

@@ -258,5 +258,8 @@ def _fit(part: pd.DataFrame, graph: ModelGraph, source: Roofline, layout: Layout
     """Share of the memory that the row needs: above 1 it could not have run as it was read."""
     context = float((part.isl + part.osl).mean())
     each: Floats = (part.clients / np.where(part.disaggregated, part.decode_workers, 1.0)).to_numpy(float)
-    memory = memory_of(graph, layout, concurrency=each, context=context, kv_bytes=1.0, chunk_tokens=2048)
+    memory = memory_of(
+        graph, layout, concurrency=each, context=context, kv_bytes=1.0, chunk_tokens=2048,
+        reserved_bytes=source.machine.reserved_bytes,
+    )  # fmt: skip
     return {"memory_share": memory.total / source.machine.memory_bytes}

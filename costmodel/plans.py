@@ -20,8 +20,6 @@ from costmodel.operators.layout import NAMES, Layout
 
 Floats = NDArray[np.float64]
 
-RESERVED_BYTES = 3.5e9
-"""Of a GPU, for the runtime, graphs and collectives (aiconfigurator-core 0.12.0, systems/*.yaml: `other_mem`)."""
 WHOLE = (Role.LATENT_DOWN, Role.INDEXER, Role.ROUTER, Role.EXPERT_LATENT)
 """Matrices that every tensor-parallel rank holds whole."""
 
@@ -94,8 +92,9 @@ def _context_shares(graph: ModelGraph, tp: int) -> list[int]:
 
 
 def memory_of(
-    graph: ModelGraph, layout: Layout, *, concurrency: Floats, context: float, kv_bytes: float, chunk_tokens: int
-) -> Memory:
+    graph: ModelGraph, layout: Layout, *, concurrency: Floats, context: float, kv_bytes: float, chunk_tokens: int,
+    reserved_bytes: float,
+) -> Memory:  # fmt: skip
     """Bytes on one accelerator with the weights' formats as in the graph and `concurrency` sequences of `context` tokens a replica."""
     tp, pp, dcp = layout.tp.astype(float), layout.pp.astype(float), layout.dcp.astype(float)
     shards = (layout.moe_tp * layout.ep).astype(float)
@@ -111,7 +110,7 @@ def memory_of(
         cache = cache + count * layer.state_bytes / tp
     ends = sum(m.params * BYTES[m.format] for m in graph.ends) / tp
     each = np.ceil(concurrency / layout.dp)
-    working = RESERVED_BYTES + 12.0 * chunk_tokens * graph.hidden + 4.0 * np.minimum(each, 1024.0) * graph.vocab / tp
+    working = reserved_bytes + 12.0 * chunk_tokens * graph.hidden + 4.0 * np.minimum(each, 1024.0) * graph.vocab / tp
     return Memory(weights=weights / pp + ends, cache=cache / pp * each, working=working)
 
 

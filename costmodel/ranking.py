@@ -160,7 +160,7 @@ class _Grid:
             steady = corrected(steady, layout, load, concurrency, asked.backend, asked.corrections)
         memory = memory_of(
             graph, layout, concurrency=concurrency, context=load.input_tokens + load.output_tokens, kv_bytes=asked.kv_bytes,
-            chunk_tokens=asked.chunk_tokens,
+            chunk_tokens=asked.chunk_tokens, reserved_bytes=machine.reserved_bytes,
         )  # fmt: skip
         return _Grid(
             graph=graph, machine=machine, source=source, load=load, layout=layout, replicas=replicas, concurrency=concurrency,

@@ -10,7 +10,7 @@ import pytest
 from costmodel.graph import ModelGraph
 from costmodel.machine import Machine, parse_machine
 from costmodel.operators import Layout
-from costmodel.plans import RESERVED_BYTES, enumerate_layouts, memory_of, with_formats
+from costmodel.plans import enumerate_layouts, memory_of, with_formats
 from hotpass.errors import InputError
 
 
@@ -42,21 +42,40 @@ def test_context_parallelism_needs_copies(dense: ModelGraph, machine: Machine) -
 
 def test_memory_by_hand(dense: ModelGraph) -> None:
     memory = memory_of(
-        dense, Layout.of(tp=4, pp=2), concurrency=np.array([16.0]), context=2048, kv_bytes=2.0, chunk_tokens=0
+        dense,
+        Layout.of(tp=4, pp=2),
+        concurrency=np.array([16.0]),
+        context=2048,
+        kv_bytes=2.0,
+        chunk_tokens=0,
+        reserved_bytes=1e9,
     )
     ends = 2 * 128256 * 4096 * 2
     assert memory.weights[0] == pytest.approx((dense.weight_bytes() - ends) / 8 + ends / 4)
     assert memory.cache[0] == pytest.approx(16 * dense.kv_bytes(2048) / 8)
-    assert memory.working[0] == pytest.approx(RESERVED_BYTES + 4 * 16 * 128256 / 4)
+    assert memory.working[0] == pytest.approx(1e9 + 4 * 16 * 128256 / 4)
 
 
 def test_experts_are_divided_by_their_own_ranks(routed: ModelGraph) -> None:
-    whole = memory_of(routed, Layout.of(), concurrency=np.array([1.0]), context=1, kv_bytes=2.0, chunk_tokens=0)
+    whole = memory_of(
+        routed, Layout.of(), concurrency=np.array([1.0]), context=1, kv_bytes=2.0, chunk_tokens=0, reserved_bytes=1e9
+    )
     spread = memory_of(
-        routed, Layout.of(dp=8, ep=8), concurrency=np.array([1.0]), context=1, kv_bytes=2.0, chunk_tokens=0
+        routed,
+        Layout.of(dp=8, ep=8),
+        concurrency=np.array([1.0]),
+        context=1,
+        kv_bytes=2.0,
+        chunk_tokens=0,
+        reserved_bytes=1e9,
     )
     experts = 32 * 64 * 3 * 4096 * 1024 * 2
     assert whole.weights[0] - spread.weights[0] == pytest.approx(experts * 7 / 8)
+
+
+def test_little_memory_is_not_all_reserved() -> None:
+    assert parse_machine("h100-sxm").reserved_bytes == 3.5e9
+    assert parse_machine("groq-lpu").reserved_bytes == pytest.approx(0.05 * 0.23e9)
 
 
 def test_precision_changes_what_checkpoints_change(dense: ModelGraph, routed: ModelGraph) -> None:
