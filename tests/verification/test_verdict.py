@@ -153,3 +153,9 @@ def test_as_loaded_beside_itself_cannot_be_disturbed() -> None:
     own = replace(base, assignment=replace(base.assignment, purpose=Purpose.AA))
     assert judged(own).verdict is Verdict.INCONCLUSIVE
     assert judged(base).verdict is Verdict.INVALID
+
+
+def test_engine_seconds_are_the_total_not_the_total_and_its_parts() -> None:
+    parts = {"install": 500.0, "measure": 1500.0}
+    assert judged(result(2.0, phases_ms=parts)).seconds == 2.0
+    assert judged(result(2.0, phases_ms={**parts, "total": 2100.0})).seconds == 2.1
