@@ -30,16 +30,6 @@ def load_graph(model: str, *, online: bool = True) -> ModelGraph:
     )
 
 
-def bundled_models() -> list[str]:
-    """Hub ids whose configurations come with the installed kernel tables."""
-    folder = _bundle()
-    return (
-        sorted(p.name.removesuffix("_config.json").replace("--", "/") for p in folder.glob("*_config.json"))
-        if folder
-        else []
-    )
-
-
 def _read(path: Path) -> Mapping[str, Any]:
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))

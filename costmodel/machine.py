@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hotpass.errors import InputError
@@ -52,7 +52,6 @@ class Machine:
     """Folder of measured kernel tables; None: roofline only."""
     disputed: tuple[str, ...] = ()
     """Figures that sources disagree about; they widen intervals."""
-    details: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def reserved_bytes(self) -> float:

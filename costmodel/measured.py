@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from costmodel.configs import load_graph
 from costmodel.graph import AttentionKind, ModelGraph
-from costmodel.machine import TABLE_NAMES, Machine, named_machine
+from costmodel.machine import TABLE_NAMES, named_machine
 from costmodel.operators import Kind, Layout, Roofline, source_for
 from costmodel.plans import memory_of, with_formats
 from costmodel.serving import Load, interference, passes, queue_wait
@@ -81,7 +81,7 @@ def predict_rows(rows: pd.DataFrame, graph_for: Callable[[str], ModelGraph] = lo
         except InputError as error:
             made.loc[group.index, "refused"] = str(error)
             continue
-        reasons = _refusals(group, graph, machine)
+        reasons = _refusals(group, graph)
         made.loc[group.index, "refused"] = reasons
         good = group[reasons == ""]
         if len(good):
@@ -150,7 +150,7 @@ def _weights(row: pd.Series, model: str) -> str:
     return "bf16"
 
 
-def _refusals(group: pd.DataFrame, graph: ModelGraph, machine: Machine) -> pd.Series:
+def _refusals(group: pd.DataFrame, graph: ModelGraph) -> pd.Series:
     """Why a row is not answered; empty where it is."""
     heads = [layer.attention.heads for _, layer in graph.layers if layer.attention]
     reasons = pd.Series("", index=group.index)

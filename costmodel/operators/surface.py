@@ -42,9 +42,6 @@ class Surface:
     floor_seconds: float
     """Shortest time of the table: what a launch costs."""
 
-    def at(self, features: Floats, first: Floats, second: Floats | None = None) -> Floats:
-        return self.find(features, first, second).log_ratio
-
     def find(self, features: Floats, first: Floats, second: Floats | None = None) -> Found:
         """`features` [queries, features] and axis coordinates [queries], none of them in logarithms."""
         places = np.log2(features + 1.0) * self.weights

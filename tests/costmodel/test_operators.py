@@ -78,7 +78,7 @@ def test_a_torn_table_is_one_sentence(machine: Machine, gemm_folder: Path) -> No
 def test_holes_in_a_grid_are_filled_from_their_line() -> None:
     rows = pd.DataFrame({"f": [1, 1, 1, 2, 2], "x": [1, 4, 16, 1, 16], "s": [2.0, 2.0, 2.0, 4.0, 4.0], "b": 1.0})
     surface = build_surface(rows, features=["f"], weights=[1.0], axes=["x"], seconds="s", bound="b")
-    ratio = surface.at(np.array([[2.0]]), one(4))
+    ratio = surface.find(np.array([[2.0]]), one(4)).log_ratio
     assert np.exp(ratio[0]) * (surface.floor_seconds + 1.0) == pytest.approx(4.0)
 
 
