@@ -13,8 +13,11 @@ candidate is near it. What is measured with these processes is `judge.attempt`'s
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import shutil
 import statistics
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -118,12 +121,15 @@ class Stable:
         self._pair: PairChild | None = None
         self._reference: Child | None = None
         self._births = 0
-        self._environment = process_environment(recipe.threads, recipe.search_path)
+        self._folder = tempfile.mkdtemp(prefix="hotpass-engine-")
+        """Holds the children's folders, those of a zygote that died included."""
+        self._environment = process_environment(recipe.threads, recipe.search_path) | {"TMPDIR": self._folder}
         self.keeper = Keeper(self._environment)
         try:
             self.zygote = Zygote(self._environment)
         except BaseException:
             self.keeper.close()
+            shutil.rmtree(self._folder, ignore_errors=True)
             raise
         self.weights: KeptWeights
         self.kv: KvPlan
@@ -161,6 +167,8 @@ class Stable:
         self.discard_pair()
         self.discard_reference()
         self.zygote.close()
+        for left in os.listdir(self._folder):
+            shutil.rmtree(f"{self._folder}/{left}", ignore_errors=True)
         self.zygote = Zygote(self._environment)
         self._prepare_zygote()
 
@@ -272,6 +280,7 @@ class Stable:
             self._contexts = None
         self.zygote.close()
         self.keeper.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _prepare_zygote(self) -> None:
         module = self.recipe.program.partition(":")[0]

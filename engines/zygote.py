@@ -185,6 +185,8 @@ class _Server:
         finally:
             for pid in list(self.children):
                 self._reap(pid, report=False)
+            with contextlib.suppress(OSError):  # the engine's own folder, empty now, where its judge is dead
+                os.rmdir(tempfile.gettempdir())
 
     def _ready(self) -> list[int]:
         poll = select.poll()
