@@ -47,10 +47,15 @@ def _shown(value: object) -> str:
     return f"'{text}'" if len(text) <= 120 else f"'{text[:117]}...'"
 
 
+LISTED = 20
+"""Known names that one sentence holds."""
+
+
 def nearest(name: str, known: list[str]) -> str:
-    """A remedy that names the nearest known spelling: "did you mean 'x'? known: x, y"."""
+    """A remedy that names the nearest known spelling: "did you mean 'x'? known: x, y". Of many, the first twenty are listed."""
     import difflib
 
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    listed = ", ".join(sorted(known))
+    more = f", … ({len(known)} in all)" if len(known) > LISTED else ""
+    listed = ", ".join(sorted(known)[:LISTED]) + more
     return f"did you mean '{close[0]}'? known: {listed}" if close else f"known: {listed}"
