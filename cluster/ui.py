@@ -160,7 +160,9 @@ def _get(url: str, name: str, body: dict[str, object] | None = None) -> bytes:
 
 
 def _free_port(host: str, port: int) -> int:
-    """The port if it can be bound, or any that can."""
+    """The port if it can be bound, or any that can. Raises InputError."""
+    if not 0 <= port <= 65535:
+        raise InputError("--port", port, "is no port", "give one from 1 to 65535, or leave it out")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

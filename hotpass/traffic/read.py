@@ -49,6 +49,8 @@ def read_traffic(
     for name, value in (("max_context", max_context), ("limit", limit)):
         if value is not None and value < 1:
             raise InputError(name, value, "is not possible", "give a whole number of at least 1")
+    if str(source) in presets.PRESETS and format is not None and not Path(source).exists():
+        raise InputError("traffic format", format, f"is for files, and {source} is a preset", "leave it out")
     if str(source) in presets.PRESETS and format is None:
         preset = presets.PRESETS[str(source)]
         return _traffic(

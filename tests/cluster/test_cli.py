@@ -66,6 +66,8 @@ def test_quiet_says_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["try", *FAKE[:-2]], "try '' has nothing to try"),
         (["try", "/nowhere.py", *FAKE[:-2]], "part '/nowhere.py' does not exist"),
         (["status", "/nowhere"], "campaign '/nowhere' has no campaign.json"),
+        (["traffic", "chat", "--format", "azure"], "traffic format 'azure' is for files, and chat is a preset; leave it out"),
+        (["hardware", "h20"], "hardware 'h20' is not a known system; did you mean 'h200'? known: a100,"),
         (["nonsense"], "is not understood: argument COMMAND: invalid choice: 'nonsense'"),
     ],
 )  # fmt: skip

@@ -74,6 +74,9 @@ def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
         taken.listen()
         with pytest.raises(InputError, match="cannot be used"):
             start_ui(tmp_path, port=taken.getsockname()[1])
+    for port in (-1, 65536):
+        with pytest.raises(InputError, match="is no port"):
+            start_ui(tmp_path, port=port)
 
 
 def test_only_its_own_group_is_ended(tmp_path: Path) -> None:
