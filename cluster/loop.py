@@ -28,7 +28,7 @@ from cluster.rules import (
     stop_reason,
 )
 from cluster.session import Order, Session
-from cluster.state import AttemptRow
+from cluster.state import SEARCHING, AttemptRow
 from hotpass.errors import MachineError
 from hotpass.records.candidate import Candidate, Proposal
 from hotpass.records.measurement import Attempt, Failure, Purpose, Tier
@@ -70,6 +70,7 @@ class SearchLoop:
 
     def run(self) -> str:
         """The reason why the search stopped. Raises MachineError when the machine does not work."""
+        self._take_up()
         while True:
             if self.halt.is_set():
                 raise KeyboardInterrupt
@@ -188,16 +189,31 @@ class SearchLoop:
                 why = "faster on the fast tier, and not slower on the slow one"
                 self._install(candidate, row, "faster on the slow tier, which alone can tell" if served else why)
         elif deserves_slow_tier(self.state, row):
-            if decides_alone(self.state, row):
-                self._install(candidate, row, "decisively faster than as loaded on the fast tier")
-            else:
-                self.journal.decide(
-                    "promote",
-                    random_state=self.proposer.random_state,
-                    candidate_id=candidate.id,
-                    attempt_seq=row.seq,
-                )
-                self.promotions.append(candidate)
+            self._promote(candidate, row)
+
+    def _promote(self, candidate: Candidate, row: AttemptRow) -> None:
+        if decides_alone(self.state, row):
+            self._install(candidate, row, "decisively faster than as loaded on the fast tier")
+            return
+        self.journal.decide(
+            "promote", random_state=self.proposer.random_state, candidate_id=candidate.id, attempt_seq=row.seq
+        )
+        self.promotions.append(candidate)
+
+    def _take_up(self) -> None:
+        """The leader that an interrupted session measured on the fast tier, but not on the slow one: as if just measured."""
+        rows = [
+            row
+            for row in self.state.attempts
+            if row.attempt.tier is Tier.FAST
+            and row.attempt.purpose in SEARCHING
+            and row.attempt.candidate_id in self.session.candidates
+            and deserves_slow_tier(self.state, row)
+            and not any(r.attempt.tier is Tier.SLOW for r in self.state.attempts_of(row.attempt.candidate_id))
+        ]
+        if rows:
+            row = max(rows, key=lambda r: r.speedup_vs_loaded.value if r.speedup_vs_loaded else 0.0)
+            self._promote(self.session.candidates[row.attempt.candidate_id], row)
 
     def _tell(self, candidate: Candidate, attempt: Attempt) -> None:
         """The proposer learns; what it gives up on is a decision, once."""

@@ -439,3 +439,14 @@ def test_decisions_of_the_search_record_what_later_draws_follow_from(tmp_path: P
     assert states
     assert all(re.fullmatch(r"[0-9]+:[0-9]+", state) for state in states)
     assert all(d["last_seq"] >= 0 and d["clock_seconds"] >= 0 for d in decisions)
+
+
+def test_a_promotion_that_was_interrupted_is_taken_up_again(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    interrupted_campaign(folder, order=3)
+    before = read_state(folder)
+    (order,) = before.open_orders.values()
+    assert order.tier is Tier.SLOW
+    run_campaign(make_running(folder))
+    resumed = [row.attempt for row in read_state(folder).attempts[len(before.attempts) :]]
+    assert (resumed[0].purpose, resumed[1].tier, resumed[1].candidate_id) == (Purpose.AA, Tier.SLOW, order.candidate_id)
