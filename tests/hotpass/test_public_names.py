@@ -37,7 +37,9 @@ def test_foreign_room_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "search" / "__init__.py").touch()
     home = str(Path(hotpass.__file__).parent.parent)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), home])}
-    done = subprocess.run([sys.executable, "-c", "import hotpass"], capture_output=True, text=True, env=env, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", "import hotpass"], capture_output=True, text=True, env=env, cwd=tmp_path
+    )
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: hotpass needs its own top-level package 'search'")
