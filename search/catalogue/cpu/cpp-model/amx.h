@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 namespace hp {
+namespace {
 
 constexpr int TERMS = 3;        // of an activation
 constexpr int UNIT = 512;       // bfloat16 values of a tile register: 16 rows of 32
@@ -289,5 +290,6 @@ inline void multiply_tiles(const Panel& panel, bool scaled, int count, const uin
     else multiply_codes<ROWS, false>(panel, count, x, block_sums, taken, sums);
 }
 
+}  // namespace
 }  // namespace hp
 #endif

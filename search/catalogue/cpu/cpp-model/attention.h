@@ -14,6 +14,7 @@
 #include "kernels.h"
 
 namespace hp {
+namespace {
 
 // To the nearest, ties to even, as torch rounds.
 inline uint16_t rounded_bf16(float value) {
@@ -231,4 +232,5 @@ inline void attend_lanes(int lanes, const int64_t* last, int head_dim, const T* 
     }
 }
 
+}  // namespace
 }  // namespace hp

@@ -14,6 +14,7 @@
 #include "kernels.h"
 
 namespace hp {
+namespace {
 
 #if defined(HP_AVX512) && defined(__AVX512VNNI__)
 constexpr int BIAS = 128;  // signed codes are made unsigned by this; what that adds is taken off again
@@ -259,4 +260,5 @@ inline DigitKernel digit_kernel(int64_t format, int rows, bool narrow) {
     return {};
 }
 
+}  // namespace
 }  // namespace hp

@@ -14,6 +14,7 @@
 #include "simd.h"
 
 namespace hp {
+namespace {
 
 enum Format : int64_t { F32 = 0, BF16 = 1, Q4 = 2, Q8 = 3 };
 
@@ -140,4 +141,5 @@ HP_INLINE auto with_decoder(int64_t format, F&& f) {
     }
 }
 
+}  // namespace
 }  // namespace hp

@@ -10,6 +10,7 @@
 #include "formats.h"
 
 namespace hp {
+namespace {
 
 constexpr int FEW = 8;       // at most this many rows go through `few_rows`
 constexpr int AHEAD = 8192;  // bytes between what is used and what is fetched from memory
@@ -155,4 +156,5 @@ inline void multiply_group(int rows, const float* const* panels, int64_t depth, 
     table[rows - 1](panels, depth, x, GROUP, 1, sum);
 }
 
+}  // namespace
 }  // namespace hp

@@ -11,6 +11,7 @@
 #include "products.h"
 
 namespace hp {
+namespace {
 
 struct Dims {
     int64_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocab, positions;
@@ -361,23 +362,25 @@ class Model {
     std::atomic<int64_t> next_item_{0};
 };
 
+}  // namespace
 }  // namespace hp
 
 extern "C" {
 
-// The pointers are the caller's and must outlive the model. Returns null when memory or threads are wanting.
-void* hp_model_create(const hp::Dims* dims, const hp::Weights* weights, const hp::Cache* cache, int64_t threads) {
+// Dims, Weights and Cache as above. The pointers are the caller's and must outlive the model. Returns null when memory or threads are wanting.
+void* hp_model_create(const void* dims, const void* weights, const void* cache, int64_t threads) {
     try {
-        return new hp::Model(*dims, *weights, *cache, static_cast<int>(threads));
+        return new hp::Model(*static_cast<const hp::Dims*>(dims), *static_cast<const hp::Weights*>(weights),
+                             *static_cast<const hp::Cache*>(cache), static_cast<int>(threads));
     } catch (...) {
         return nullptr;
     }
 }
 
-// 0 when done, 1 when memory is wanting.
-int64_t hp_model_step(void* model, const hp::Batch* batch, float* logits) {
+// One Batch. 0 when done, 1 when memory is wanting.
+int64_t hp_model_step(void* model, const void* batch, float* logits) {
     try {
-        static_cast<hp::Model*>(model)->step(*batch, logits);
+        static_cast<hp::Model*>(model)->step(*static_cast<const hp::Batch*>(batch), logits);
         return 0;
     } catch (...) {
         return 1;

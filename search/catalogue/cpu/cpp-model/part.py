@@ -1,23 +1,20 @@
-"""The whole forward of a Llama-family decoder in C++: packing of the weights, and the call.
+"""The whole forward of a Llama-family decoder in C++: its weights in tiles, what it points to, and the call.
 
-What the C++ does is told in `model.cpp`; how weights are stored, in `formats.h`. Nothing here runs per layer.
+What the C++ does is told in `model.cpp`, how weights lie in memory in `engines.prepare.tiles`. Nothing here runs per layer.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
-from engines.prepare.blocks import codes, minimums, scales
+from engines.prepare.tiles import BLOCK, TILE, pack
 from hotpass import part
 
-F32, BF16, Q4, Q8 = range(4)
-"""As in formats.h."""
-TILE, BLOCK = 16, 32
 MODULES = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
     "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
@@ -25,16 +22,6 @@ MODULES = (
 """In the order of model.cpp's roles."""
 NORMS = ("input_layernorm", "post_attention_layernorm")
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-
-
-class Packed(NamedTuple):
-    """One matrix in tiles."""
-
-    format: int
-    rows: int
-    columns: int
-    data: torch.Tensor
-    """uint8, flat."""
 
 
 @part(
@@ -49,6 +36,7 @@ class Packed(NamedTuple):
         "weights_as=int8": "lossy",
         "weights_as=int8-a8": "lossy",
     },
+    reload="reweight",
     device="cpu",
     requires=["compiler", "family:llama"],
     requires_when={"weights_as=gguf": "packed", "weights_as=gguf-a8": "packed"},
@@ -74,7 +62,8 @@ class Model:
         layers = 1 + max(int(name.split(".")[2]) for name in w if name.startswith("model.layers."))
         names = [f"model.layers.{layer}.{module}.weight" for layer in range(layers) for module in MODULES]
         tied = w[HEAD].data_ptr() == w[EMBEDDING].data_ptr()
-        packed = [PACKERS[params["weights_as"]](w, name) for name in [*names, HEAD, *([] if tied else [EMBEDDING])]]
+        storage = params["weights_as"].removesuffix("-a8")
+        packed = [pack(w, name, storage) for name in [*names, HEAD, *([] if tied else [EMBEDDING])]]
         starts = itertools.accumulate((item.data.numel() for item in packed), initial=0)
         index = [(start, item.format, item.rows, item.columns) for start, item in zip(starts, packed, strict=False)]
         norms = [f"model.layers.{layer}.{norm}.weight" for layer in range(layers) for norm in NORMS]
@@ -220,77 +209,3 @@ def _rotary_tables(config: Any, head_dim: int, positions: int) -> tuple[torch.Te
         raise ValueError("cpp-model does not do partial rotary embeddings")
     half = head_dim // 2
     return cos[0, :, :half].float().contiguous(), sin[0, :, :half].float().contiguous()
-
-
-def _pack_values(w: Mapping[str, torch.Tensor], name: str, dtype: torch.dtype) -> Packed:
-    """Values as floats: [tile][column][16 rows], or [tile][column pair][16 rows][2] for bfloat16."""
-    tiles = _by_tile(w[name].to(dtype))
-    group = 1 if dtype == torch.float32 else 2
-    data = tiles.view(len(tiles), TILE, -1, group).transpose(1, 2).contiguous()
-    return Packed(F32 if dtype == torch.float32 else BF16, *w[name].shape, data.flatten().view(torch.uint8))
-
-
-def _pack_blocks(w: Any, name: str) -> Packed:
-    """The file's own blocks in tiles; a weight that has none of a format known here keeps its values, as bf16 where exact."""
-    found = w.packed(name)
-    layout, rows = found if found else ("", None)
-    if layout in ("Q4_0", "Q4_1"):
-        return _pack_q4(codes(layout, rows), scales(layout, rows), minimums(layout, rows))
-    if layout == "Q8_0":
-        return _pack_q8(codes(layout, rows), scales(layout, rows))
-    if layout == "Q5_0":
-        return _pack_q8(codes(layout, rows).to(torch.int8) - 16, scales(layout, rows))
-    exact = torch.equal(w[name].to(torch.bfloat16).to(w[name].dtype), w[name])
-    return _pack_values(w, name, torch.bfloat16 if exact else torch.float32)
-
-
-def _pack_int8(w: Mapping[str, torch.Tensor], name: str) -> Packed:
-    """Rounded to 8 bits, one scale for each 32 values of a row."""
-    values = w[name].float().view(len(w[name]), -1, BLOCK)
-    scale = (values.abs().amax(-1) / 127).half()
-    divisor = torch.where(scale > 0, scale.float(), torch.ones(()))
-    rounded = (values / divisor[..., None]).round().clamp(-127, 127).to(torch.int8)
-    return _pack_q8(rounded.flatten(1), scale)
-
-
-def _pack_q4(nibbles: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor) -> Packed:
-    """nibbles uint8 [rows, columns]; scale, minimum [rows, columns / 32]."""
-    rows, columns = nibbles.shape
-    half = minimum.half()
-    if not torch.equal(half.float(), minimum.float()):
-        raise ValueError("a block's minimum is not a half: these blocks cannot be kept")
-    order = [8 * group + 2 * (s % 4) + s // 4 for group in range(4) for s in range(8)]
-    pairs = _by_tile(nibbles).view(-1, TILE, columns // BLOCK, BLOCK)[..., order].unflatten(-1, (4, 4, 2))
-    words = (
-        (pairs[..., 0] | pairs[..., 1] << 4).permute(0, 2, 3, 1, 4).flatten(2)
-    )  # [tile, block, 4 groups x 16 rows x 4]
-    halves = [_by_tile(x.half()).transpose(1, 2).contiguous().view(torch.uint8) for x in (scale, half)]
-    return Packed(Q4, rows, columns, torch.cat([words, *halves], -1).flatten())
-
-
-def _pack_q8(values: torch.Tensor, scale: torch.Tensor) -> Packed:
-    """values int8 [rows, columns]; scale [rows, columns / 32]."""
-    rows, columns = values.shape
-    quads = _by_tile(values).view(torch.uint8).view(-1, TILE, columns // 4, 4).transpose(1, 2).flatten(1)
-    halves = _by_tile(scale).transpose(1, 2).contiguous().view(torch.uint8).flatten(1)
-    size = quads.shape[1] + halves.shape[1]
-    padding = torch.zeros(len(quads), -size % 64, dtype=torch.uint8)
-    return Packed(Q8, rows, columns, torch.cat([quads, halves, padding], -1).flatten())
-
-
-def _by_tile(rows: torch.Tensor) -> torch.Tensor:
-    """[rows, columns] as [tiles, 16, columns], rows of zeros added to fill the last tile."""
-    missing = -len(rows) % TILE
-    if missing:
-        rows = torch.cat([rows, rows.new_zeros(missing, rows.shape[1])])
-    return rows.contiguous().view(-1, TILE, rows.shape[1])
-
-
-PACKERS: dict[str, Callable[[Any, str], Packed]] = {
-    "fp32": lambda w, name: _pack_values(w, name, torch.float32),
-    "bf16": lambda w, name: _pack_values(w, name, torch.bfloat16),
-    "gguf": _pack_blocks,
-    "gguf-a8": _pack_blocks,
-    "int8": _pack_int8,
-    "int8-a8": _pack_int8,
-}

@@ -16,6 +16,7 @@
 #include <sched.h>
 
 namespace hp {
+namespace {
 
 inline void pause_briefly() {
 #if defined(__x86_64__)
@@ -102,4 +103,5 @@ class Team {
     alignas(64) std::atomic<unsigned> round_{0};
 };
 
+}  // namespace
 }  // namespace hp

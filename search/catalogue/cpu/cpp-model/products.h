@@ -17,6 +17,7 @@
 #include "pool.h"
 
 namespace hp {
+namespace {
 
 using Floats = std::vector<float>;
 
@@ -269,4 +270,5 @@ class Multiplier {
 #endif
 };
 
+}  // namespace
 }  // namespace hp

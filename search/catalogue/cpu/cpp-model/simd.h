@@ -13,6 +13,7 @@
 #endif
 
 namespace hp {
+namespace {  // statics of one library must not be taken for another's, which may be compiled otherwise
 
 #define HP_INLINE inline __attribute__((always_inline))
 
@@ -194,4 +195,5 @@ HP_INLINE V vexp(V x) {
 
 HP_INLINE V silu(V x) { return x / (vset(1.0f) + vexp(-x)); }
 
+}  // namespace
 }  // namespace hp

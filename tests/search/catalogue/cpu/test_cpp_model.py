@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engines.build import find_compiler
+from engines.decoder.source import compile_part
 from hotpass.parts import declaration
 from hotpass.records.candidate import Numerics
 from search.catalogue import find_part
@@ -212,7 +213,6 @@ def test_packed_sizes_are_those_of_the_file() -> None:
     """What is streamed is what the blocks take: 20 bytes for 32 values of Q4_1, 34 of Q8_0."""
     made = config(hidden_size=128, intermediate_size=256, vocab_size=256, num_attention_heads=8)
     store, _ = model(made, blocks=dict.fromkeys((*BLOCKS, "down_proj"), "Q4_1"))
-    from engines.decoder.source import compile_part
 
     source = find_part("cpp-model")
     part = compile_part(declaration(source).bind(source, {"weights_as": "gguf"}))
