@@ -127,8 +127,10 @@ class Study:
         return candidate.id in self._known or on_fixed_shapes(candidate) in self._on_fixed_shapes
 
     def seen(self, candidate: Candidate) -> None:
-        """A candidate proposed elsewhere (a person, an agent, an earlier run): never ask for it."""
+        """A candidate proposed elsewhere (a person, an agent, an earlier run): never ask for it, also if it waits to be asked."""
         self._remember(candidate)
+        key = on_fixed_shapes(candidate)
+        self._waiting = [item for item in self._waiting if on_fixed_shapes(item[1].candidate) != key]
 
     def set_incumbent(self, candidate: Candidate) -> None:
         """Settings of the serving loop in later asks are those of this candidate."""

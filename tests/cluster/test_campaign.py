@@ -158,6 +158,7 @@ def test_an_interrupted_campaign_resumes_and_counts_each_attempt_once(tmp_path: 
     assert result["attempts"] == len(after.search_attempts())
     assert after.decisions["start"] == 2
     assert after.decisions["interrupted"] == 1
+    assert not [row for row in after.attempts if row.attempt.purpose is Purpose.REMEASURE], "nothing is measured again"
 
 
 def test_the_budget_counts_all_sessions(tmp_path: Path) -> None:

@@ -309,6 +309,16 @@ def test_what_differs_in_the_serving_loop_alone_is_one_candidate_to_the_fast_tie
     assert len(set(seen)) == len(seen)
 
 
+def test_what_was_learned_from_an_earlier_session_is_no_longer_asked() -> None:
+    space = space_of(*PARTS)
+    study = Study(space, seed=2)
+    step = proposers.screening(space, AS_LOADED)[0]
+    assert study.enqueue(step.choices, proposer="screening")
+    known = space.to_candidate(step.choices)
+    study.learn(known, attempt(known.id, AS_LOADED.id, 1.5))
+    assert known.id not in {ask.candidate.id for ask in run(study, 20)}
+
+
 def test_no_private_optuna_is_used() -> None:
     import search.study
 
