@@ -31,11 +31,10 @@ from cluster.ports import Proposer, Silent, View
 from cluster.proposing import StudyProposer
 from cluster.runs import facts_of
 from cluster.session import Hush, Session
-from cluster.state import CampaignState, fold
+from cluster.state import SEARCHING, CampaignState, fold
 from cluster.store import save_candidate
 from hotpass.errors import HotpassError
 from hotpass.records.candidate import AS_LOADED, Numerics, PartSource, Proposal
-from hotpass.records.measurement import Purpose
 from search.catalogue import load_catalogue
 
 RESULT_FILE = "result.json"
@@ -176,7 +175,7 @@ def make_proposer(session: Session, machines: Machines, catalogue: Callable[[str
     )
     proposer.seen(proposal.candidate for proposal in unfinished(session).values())
     for row in session.state.attempts:
-        if row.attempt.purpose is Purpose.SEARCH and row.attempt.candidate_id in session.candidates:
+        if row.attempt.purpose in SEARCHING and row.attempt.candidate_id in session.candidates:
             proposer.tell(session.candidates[row.attempt.candidate_id], row.attempt)
     return proposer
 

@@ -207,8 +207,8 @@ class Study:
         """An attempt of another session on a candidate that this study did not ask for, as if it had been asked."""
         self.seen(candidate)
         choices = self.space.choices_of(candidate)
-        first = attempt.purpose is Purpose.SEARCH and attempt.tier is Tier.FAST
-        if choices is not None and candidate.id not in self._running and first:
+        searched = attempt.purpose in (Purpose.SEARCH, Purpose.REMEASURE) and attempt.tier is Tier.FAST
+        if choices is not None and searched and candidate.id not in self._running and candidate.id not in self._fast:
             self._enter(choices, candidate.id)
         self.tell(attempt)
 

@@ -11,7 +11,7 @@ import optuna
 import pytest
 
 from hotpass.records.candidate import AS_LOADED, Candidate, PartSource
-from hotpass.records.measurement import Tier, Verdict
+from hotpass.records.measurement import Purpose, Tier, Verdict
 from search import proposers
 from search.space import Space
 from search.study import Ask, Study, derive_seed
@@ -317,6 +317,17 @@ def test_what_was_learned_from_an_earlier_session_is_no_longer_asked() -> None:
     known = space.to_candidate(step.choices)
     study.learn(known, attempt(known.id, AS_LOADED.id, 1.5))
     assert known.id not in {ask.candidate.id for ask in run(study, 20)}
+
+
+def test_a_second_look_of_an_earlier_session_gives_the_value_that_its_first_could_not() -> None:
+    space = space_of(*PARTS)
+    study = Study(space, seed=2)
+    known = space.to_candidate(proposers.screening(space, AS_LOADED)[0].choices)
+    study.learn(known, attempt(known.id, AS_LOADED.id, verdict=Verdict.INVALID, reason="disturbed"))
+    assert known.id not in study.values
+    for _ in range(2):  # the second of these is no other trial: the fast tier's value stays
+        study.learn(known, attempt(known.id, AS_LOADED.id, 1.5, purpose=Purpose.REMEASURE))
+    assert study.values[known.id] == pytest.approx(math.log(1.5))
 
 
 def test_no_private_optuna_is_used() -> None:
