@@ -9,8 +9,6 @@
 // Queries come scaled by 1/sqrt(head_dim). Keys and values are float32 or bfloat16; arithmetic is float32.
 #pragma once
 
-#include <vector>
-
 #include "kernels.h"
 
 namespace hp {
@@ -55,7 +53,7 @@ HP_INLINE float load_kv(const uint16_t* p) {
     return x;
 }
 
-constexpr int LEAST_DIM = 16;  // head_dim is a multiple of this
+constexpr int MOST_GROUPED = 64;  // query heads that share a KV head
 
 // What a share knows of one head's attention: `values` are weighted by exp(score - maximum), `sum` is of those weights.
 struct Partial {
@@ -164,7 +162,8 @@ constexpr int KEYS = 64;  // positions between two updates of the running softma
 // Scratch of `attend_lanes`, in floats.
 inline int64_t lanes_scratch(int head_dim) { return 2 * head_dim * TILE + KEYS * TILE + 2 * KEYS * head_dim; }
 
-// `lanes` (up to 16) queries of one KV head, lane i seeing positions 0..last[i]. query(i) and out(i) point to head_dim floats.
+// `lanes` (up to 16) queries of one KV head, lane i seeing positions 0..last[i]. query(i) points to
+// head_dim floats, out(i) says where the result goes (Target of slot_attention.h).
 template <class T, class Query, class Out>
 inline void attend_lanes(int lanes, const int64_t* last, int head_dim, const T* keys, const T* values, int64_t step,
                          float* scratch, Query&& query, Out&& out) {
@@ -227,8 +226,8 @@ inline void attend_lanes(int lanes, const int64_t* last, int head_dim, const T* 
         for (int d = 0; d < head_dim; d += DIMS) multiply_panels<DIMS, 1>(&panel, count, v + d, kv_step, 1, result + d * TILE);
     }
     for (int i = 0; i < lanes; i++) {
-        float* to = out(i);
-        for (int d = 0; d < head_dim; d++) to[d] = result[d * TILE + i] / total[i];
+        const auto to = out(i);
+        for (int d = 0; d < head_dim; d++) to.data[d * to.step] = result[d * TILE + i] / total[i];
     }
 }
 

@@ -7,8 +7,8 @@
 // panels. Results depend on the number of threads (attention is cut into shares), never on timing.
 #include <vector>
 
-#include "attention.h"
 #include "products.h"
+#include "slot_attention.h"
 
 namespace hp {
 namespace {
@@ -26,28 +26,21 @@ struct Weights {
     const float* sines;
 };
 
-struct Batch {
-    const int64_t *tokens, *positions, *seq_starts, *slots;
-    int64_t num_seqs, num_tokens;
-};
-
 enum Role { Q, K, VALUE, O, GATE, UP, DOWN, ROLES };
 
 class Model {
   public:
     Model(const Dims& dims, const Weights& weights, const Cache& cache, int threads)
-        : d_(dims), w_(weights), cache_(cache), team_(threads),
-          multiplier_(team_, std::max(std::max(d_.hidden, d_.intermediate), d_.heads * d_.head_dim), d_.narrow) {
-        const int64_t scratch = std::max(3 * (d_.positions + TILE), lanes_scratch(static_cast<int>(d_.head_dim)));
-        attention_.assign(static_cast<size_t>(threads), Floats(static_cast<size_t>(scratch)));
-    }
+        : d_(dims), w_(weights), team_(threads),
+          multiplier_(team_, std::max(std::max(d_.hidden, d_.intermediate), d_.heads * d_.head_dim), d_.narrow),
+          attention_(team_, Heads{d_.heads, d_.kv_heads, d_.head_dim}, d_.positions, cache) {}
 
     void step(const Batch& batch, float* logits) {
         b_ = batch;
         logits_ = logits;
         few_ = b_.num_tokens <= FEW;
         reserve(b_.num_tokens);
-        next_item_.store(0, std::memory_order_relaxed);
+        attention_.begin(batch);
         team_.run([this](int thread) { forward(thread); });
     }
 
@@ -61,14 +54,9 @@ class Model {
         if (tokens <= capacity_) return;
         capacity_ = (tokens + GROUP - 1) / GROUP * GROUP;
         const auto size = [&](int64_t columns) { return static_cast<size_t>(capacity_ * columns); };
-        const int64_t width = d_.heads * d_.head_dim;
         residual_.resize(size(d_.hidden));
-        projected_.resize(size(width + 2 * d_.kv_heads * d_.head_dim));
-        attended_.resize(size(width));
         gated_.resize(size(d_.intermediate));
-        normed_.resize(size(std::max(d_.hidden, width)));
-        token_seq_.resize(static_cast<size_t>(capacity_));
-        partials_.resize(static_cast<size_t>(FEW * d_.heads * team_.size() * (d_.head_dim + 2)));
+        normed_.resize(size(std::max(d_.hidden, d_.heads * d_.head_dim)));
         multiplier_.reserve(tokens);
     }
 
@@ -85,7 +73,7 @@ class Model {
             Grouped x = normalise(thread, w_.norms + 2 * layer * d_.hidden, b_.num_tokens, matrix(layer, Q), false);
             queries_keys_values(thread, layer, x);
             team_.barrier();
-            x = few_ ? attend_few(thread, layer) : attend_many(thread, layer);
+            x = attend(thread, layer);
             add_product(thread, matrix(layer, O), x);
             team_.barrier();
             x = normalise(thread, w_.norms + (2 * layer + 1) * d_.hidden, b_.num_tokens, matrix(layer, GATE), false);
@@ -93,7 +81,7 @@ class Model {
             team_.barrier();
             x = gated(layer);
             multiplier_.block_sums(thread, x, b_.num_tokens);
-            next_item_.store(0, std::memory_order_relaxed);
+            if (thread == 0) attention_.begin_layer();
             add_product(thread, matrix(layer, DOWN), x);
             team_.barrier();
         }
@@ -123,9 +111,6 @@ class Model {
         for (int64_t t = from(b_.num_tokens, thread); t < from(b_.num_tokens, thread + 1); t++) {
             gather_row(e, b_.tokens[t], residual_.data() + t * d_.hidden);
         }
-        if (thread == 0)
-            for (int64_t s = 0; s < b_.num_seqs; s++)
-                for (int64_t t = b_.seq_starts[s]; t < b_.seq_starts[s + 1]; t++) token_seq_[static_cast<size_t>(t)] = s;
     }
 
     // RMS norm of each token (of each sequence's last, for the head), as products read it.
@@ -154,7 +139,7 @@ class Model {
             return unit < q + k ? Place{&matrix(layer, K), unit - q} : Place{&matrix(layer, VALUE), unit - q - k};
         };
         const auto keep = [&](int64_t unit, int64_t token, const float* row) {
-            std::memcpy(projected_.data() + (token * (q + 2 * k) + unit) * TILE, row, sizeof(float) * TILE);
+            std::memcpy(attention_.row(token, unit / per_head) + unit % per_head * TILE, row, sizeof(float) * TILE);
         };
         multiplier_.run(thread, b_.num_tokens, x, q + 2 * k, per_head, at,
                  [&](int64_t unit, int64_t token, int tokens, const float* a, const float* b, int stride) {
@@ -165,142 +150,19 @@ class Model {
                  });
         const int64_t heads = d_.heads + 2 * d_.kv_heads;
         for (int64_t head = from(heads, thread); head < from(heads, thread + 1); head++)
-            for (int64_t t = 0; t < b_.num_tokens; t++) place_head(layer, head, t);
-    }
-
-    // Rotates a query in place, scaled for attention; writes a rotated key or a value into the cache.
-    void place_head(int64_t layer, int64_t head, int64_t token) {
-        const int64_t heads = d_.heads + 2 * d_.kv_heads, half = d_.head_dim / 2, position = b_.positions[token];
-        float* row = projected_.data() + (token * heads + head) * d_.head_dim;
-        const int64_t kv_head = (head - d_.heads) % d_.kv_heads;
-        const bool is_query = head < d_.heads, is_value = head >= d_.heads + d_.kv_heads;
-        if (!is_value) {
-            const float* cosine = w_.cosines + position * half;
-            const float* sine = w_.sines + position * half;
-            const float scale = is_query ? 1.0f / std::sqrt(static_cast<float>(d_.head_dim)) : 1.0f;
-            for (int64_t i = 0; i < half; i++) {
-                const float first = row[i] * cosine[i] - row[half + i] * sine[i];
-                const float second = row[half + i] * cosine[i] + row[i] * sine[i];
-                row[i] = first * scale;
-                row[half + i] = second * scale;
-            }
-        }
-        if (is_query) return;
-        const int64_t to = cache_.at(b_.slots[token_seq_[static_cast<size_t>(token)]], kv_head, position);
-        cache_.store((is_value ? cache_.values : cache_.keys)[layer], to, row, d_.head_dim);
-    }
-
-    const float* query(int64_t token, int64_t head) const {
-        return projected_.data() + (token * (d_.heads + 2 * d_.kv_heads) + head) * d_.head_dim;
-    }
-
-    Partial partial(int64_t token, int64_t head, int thread) {
-        float* base = partials_.data() + ((token * d_.heads + head) * team_.size() + thread) * (d_.head_dim + 2);
-        return Partial{base, base + 1, base + 2};
-    }
-
-    // All cached positions of all (token, KV head) in one line: thread i computes [total · i / n, total · (i + 1) / n).
-    template <class F>
-    void stretches(F&& f) const {
-        int64_t start = 0;
-        for (int64_t t = 0; t < b_.num_tokens; t++)
-            for (int64_t h = 0; h < d_.kv_heads; h++) {
-                f(t, h, start, b_.positions[t] + 1);
-                start += b_.positions[t] + 1;
+            for (int64_t t = 0; t < b_.num_tokens; t++) {
+                const int64_t table = b_.positions[t] * d_.head_dim / 2;
+                attention_.place_head(layer, head, t, w_.cosines + table, w_.sines + table);
             }
     }
-    int64_t all_positions() const {
-        int64_t total = 0;
-        for (int64_t t = 0; t < b_.num_tokens; t++) total += d_.kv_heads * (b_.positions[t] + 1);
-        return total;
-    }
 
-    Grouped attend_few(int thread, int64_t layer) {
-        const int64_t total = all_positions(), group = d_.heads / d_.kv_heads;
-        const int64_t begin = from(total, thread), end = from(total, thread + 1);
-        stretches([&](int64_t t, int64_t h, int64_t start, int64_t count) {
-            const int64_t first = std::max<int64_t>(begin - start, 0), last = std::min<int64_t>(end - start, count);
-            if (first >= last) return;
-            Partial partials[64];
-            for (int64_t g = 0; g < group; g++) partials[g] = partial(t, h * group + g, thread);
-            const int64_t base = cache_.at(b_.slots[token_seq_[static_cast<size_t>(t)]], h, first);
-            const auto attend = [&](auto* keys, auto* values) {
-                attend_stretch(query(t, h * group), static_cast<int>(group), static_cast<int>(d_.head_dim), keys + base, values + base,
-                               cache_.position_stride, last - first, attention_[static_cast<size_t>(thread)].data(), partials);
-            };
-            if (cache_.is_bf16)
-                attend(static_cast<const uint16_t*>(cache_.keys[layer]), static_cast<const uint16_t*>(cache_.values[layer]));
-            else
-                attend(static_cast<const float*>(cache_.keys[layer]), static_cast<const float*>(cache_.values[layer]));
-        });
-        team_.barrier();
-        return merge_shares(thread, layer, total);
-    }
-
-    // Every thread merges for itself: the sums are small, and a barrier is saved.
-    Grouped merge_shares(int thread, int64_t layer, int64_t total) {
-        const Grouped x{multiplier_.few(thread), d_.heads * d_.head_dim, Multiplier::group_of(b_.num_tokens, matrix(layer, O))};
-        const int64_t group = d_.heads / d_.kv_heads;
-        stretches([&](int64_t t, int64_t h, int64_t start, int64_t count) {
-            int first = 0;
-            while (from(total, first + 1) <= start) first++;
-            int last = first;
-            while (from(total, last + 1) < start + count) last++;
-            for (int64_t head = h * group; head < (h + 1) * group; head++) {
-                float maximum = -1e30f, sum = 0, weights[64];
-                for (int i = first; i <= last; i++) maximum = std::max(maximum, *partial(t, head, i).maximum);
-                for (int i = first; i <= last; i++) {
-                    const bool empty = from(total, i) == from(total, i + 1);
-                    weights[i - first] = empty ? 0 : std::exp(*partial(t, head, i).maximum - maximum);
-                    if (!empty) sum += weights[i - first] * *partial(t, head, i).sum;
-                }
-                float* to = x.column(t, head * d_.head_dim);
-                for (int64_t c = 0; c < d_.head_dim; c++) {
-                    float value = 0;
-                    for (int i = first; i <= last; i++) value += weights[i - first] * partial(t, head, i).values[c];
-                    to[c * x.group] = value / sum;
-                }
-            }
-        });
-        multiplier_.block_sums(thread, x, b_.num_tokens);
-        return x;
-    }
-
-    // Items (sequence, KV head, 16 query lanes) are taken from a counter: who computes one does not change its result.
-    Grouped attend_many(int thread, int64_t layer) {
-        const int64_t group = d_.heads / d_.kv_heads, width = d_.heads * d_.head_dim;
-        const Grouped x{normed_.data(), width, Multiplier::group_of(b_.num_tokens, matrix(layer, O))};
-        int64_t mine = next_item_.fetch_add(1, std::memory_order_relaxed), item = 0;
-        for (int64_t s = 0; s < b_.num_seqs; s++) {
-            const int64_t start = b_.seq_starts[s], pairs = (b_.seq_starts[s + 1] - start) * group;
-            const int64_t lane_blocks = (pairs + TILE - 1) / TILE;
-            for (int64_t h = 0; h < d_.kv_heads; h++)
-                for (int64_t block = lane_blocks - 1; block >= 0; block--, item++) {  // the longest first
-                    if (item != mine) continue;
-                    mine = next_item_.fetch_add(1, std::memory_order_relaxed);
-                    const int lanes = static_cast<int>(std::min<int64_t>(TILE, pairs - block * TILE));
-                    int64_t last[TILE];
-                    for (int i = 0; i < lanes; i++) last[i] = b_.positions[start + (block * TILE + i) / group];
-                    const auto token = [&](int i) { return start + (block * TILE + i) / group; };
-                    const auto head = [&](int i) { return h * group + (block * TILE + i) % group; };
-                    const int64_t base = cache_.at(b_.slots[s], h, 0);
-                    const auto attend = [&](auto* keys, auto* values) {
-                        attend_lanes(lanes, last, static_cast<int>(d_.head_dim), keys + base, values + base, cache_.position_stride,
-                                     attention_[static_cast<size_t>(thread)].data(), [&](int i) { return query(token(i), head(i)); },
-                                     [&](int i) { return attended_.data() + token(i) * width + head(i) * d_.head_dim; });
-                    };
-                    if (cache_.is_bf16)
-                        attend(static_cast<const uint16_t*>(cache_.keys[layer]), static_cast<const uint16_t*>(cache_.values[layer]));
-                    else
-                        attend(static_cast<const float*>(cache_.keys[layer]), static_cast<const float*>(cache_.values[layer]));
-                }
-        }
-        team_.barrier();
-        for (int64_t t = from(b_.num_tokens, thread); t < from(b_.num_tokens, thread + 1); t++) {
-            float* to = x.column(t, 0);
-            for (int64_t c = 0; c < width; c++) to[c * x.group] = attended_[static_cast<size_t>(t * width + c)];
-        }
-        team_.barrier();
+    // Few tokens: each thread has all results, since each multiplies all of them.
+    Grouped attend(int thread, int64_t layer) {
+        const Grouped x{few_ ? multiplier_.few(thread) : normed_.data(), d_.heads * d_.head_dim,
+                        Multiplier::group_of(b_.num_tokens, matrix(layer, O))};
+        attention_.attend(thread, layer, few_, [&](int64_t token, int64_t head) { return Target{x.column(token, head * d_.head_dim), x.group}; });
+        if (few_) multiplier_.block_sums(thread, x, b_.num_tokens);
+        else team_.barrier();
         return x;
     }
 
@@ -349,17 +211,14 @@ class Model {
 
     Dims d_;
     Weights w_;
-    Cache cache_;
     Team team_;
     Multiplier multiplier_;
-    std::vector<Floats> attention_;  // one thread's scratch
+    SlotAttention attention_;
     Batch b_{};
     float* logits_ = nullptr;
     bool few_ = true;
     int64_t capacity_ = 0;
-    Floats residual_, projected_, attended_, gated_, normed_, partials_;
-    std::vector<int64_t> token_seq_;
-    std::atomic<int64_t> next_item_{0};
+    Floats residual_, gated_, normed_;
 };
 
 }  // namespace
