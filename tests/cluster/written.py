@@ -117,7 +117,14 @@ class Writer:
         if speedup is not None:
             log.append("measurement", measurement(number, made.id, speedup))
         judged = attempt(
-            made.id, AS_LOADED.id, speedup, verdict=verdict, tier=tier, purpose=purpose, reason=reason, gates={"logits": "pass"}
+            made.id,
+            AS_LOADED.id,
+            speedup,
+            verdict=verdict,
+            tier=tier,
+            purpose=purpose,
+            reason=reason,
+            gates={"logits": "pass"},
         )
         payload = {
             "assignment": number,
