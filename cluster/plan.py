@@ -96,7 +96,7 @@ def pace_for(budget_seconds: float) -> Pace:
             alpha=0.02, min_rounds=3, max_rounds=round(12 * max(1.0, scale)), half_width=0.03, equal_margin=0.02
         ),
         slow=Stopping(
-            alpha=0.05, min_rounds=2, max_rounds=max(3, round(4 * scale)), half_width=0.05, equal_margin=0.02
+            alpha=0.05, min_rounds=3, max_rounds=max(3, round(4 * scale)), half_width=0.05, equal_margin=0.02
         ),
         cold=Stopping(
             alpha=0.05, min_rounds=5, max_rounds=round(16 * max(1.0, scale)), half_width=0.02, equal_margin=0.01

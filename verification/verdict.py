@@ -209,7 +209,7 @@ def _by_replay(result: MeasureResult) -> Attempt:
     elif high < 0:
         verdict, reason = Verdict.SLOWER, span
     else:
-        verdict, reason = Verdict.INCONCLUSIVE, f"the interval holds 1: {span}"
+        verdict, reason = Verdict.INCONCLUSIVE, f"undecided by the sequential test: {span}"
     runs = [stats for replay in result.replays for stats in replay.candidate]
     rate = sum(stats.output_tokens for stats in runs) / sum(stats.wall_seconds for stats in runs)
     return Attempt(
