@@ -1,0 +1,1 @@
+../cpp-model/slot_attention.h
