@@ -27,11 +27,13 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 @part(
     engine="decoder",
     claims=["model"],
-    params={"weights_as": ["gguf", "bf16", "fp32", "gguf-a8", "int8", "int8-a8"]},
+    params={"weights_as": ["gguf", "bf16", "bf16-a16", "fp32", "gguf-a8", "int8", "int8-a8"]},
     numerics="tolerance",
     numerics_when={
         "weights_as=bf16,dtype=float32": "lossy",
         "weights_as=bf16,dtype=float16": "lossy",
+        "weights_as=bf16-a16,dtype=float32": "lossy",
+        "weights_as=bf16-a16,dtype=float16": "lossy",
         "weights_as=gguf-a8": "lossy",
         "weights_as=int8": "lossy",
         "weights_as=int8-a8": "lossy",
@@ -45,12 +47,13 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 class Model:
     """One C++ function computes the whole step: weights are streamed once, in order, by threads that stay together.
 
-    Decoding at small batch is bound by reading the weights. Eager PyTorch reads them at about half the machine's
-    bandwidth and pays for some 600 operator calls a step; here a step is one call, with five barriers a layer and
-    nothing written to memory but the KV cache and the logits. `gguf` keeps the file's 4- and 8-bit blocks, so it
-    reads a fifth of the bytes of float32 with the same values; `bf16` halves them; `int8` quarters them and rounds.
-    It will not help where arithmetic is the bound (long prompts) on machines without wide vector units, and it does
-    not overlap sequences of very different length better than its equal shares do.
+    Decoding at small batch is bound by reading the weights. Eager PyTorch reads them at about half the machine's bandwidth and pays
+    for some 600 operator calls a step; here a step is one call, with five barriers a layer and nothing written to memory but the KV
+    cache and the logits. `gguf` keeps the file's 4- and 8-bit blocks: a fifth of the bytes of float32 for the same values; `bf16`
+    halves them; `int8` quarters them and rounds. What follows a dash is what activations are rounded to: `-a8` to 8 bits for each 32
+    columns, and to bfloat16 in prompts on the matrix unit; `-a16` to bfloat16 there and not at all elsewhere. Without it they stay
+    float32, on the matrix unit as the sum of three bfloat16. It will not help where arithmetic is the bound (long prompts) on machines
+    without a matrix unit, nor where other processes take its cores: threads meet five times a layer, and the slowest sets the pace.
     """
 
     def weights(self, w: Any, params: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -62,7 +65,7 @@ class Model:
         layers = 1 + max(int(name.split(".")[2]) for name in w if name.startswith("model.layers."))
         names = [f"model.layers.{layer}.{module}.weight" for layer in range(layers) for module in MODULES]
         tied = w[HEAD].data_ptr() == w[EMBEDDING].data_ptr()
-        storage = params["weights_as"].removesuffix("-a8")
+        storage = params["weights_as"].partition("-")[0]
         packed = [pack(w, name, storage) for name in [*names, HEAD, *([] if tied else [EMBEDDING])]]
         starts = itertools.accumulate((item.data.numel() for item in packed), initial=0)
         index = [(start, item.format, item.rows, item.columns) for start, item in zip(starts, packed, strict=False)]
@@ -101,7 +104,7 @@ class Model:
         )  # fmt: skip
         dims = _Dims(
             config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.num_key_value_heads, head_dim,
-            config.intermediate_size, config.vocab_size, kv.max_context, int(params["weights_as"].endswith("-a8")), config.rms_norm_eps,
+            config.intermediate_size, config.vocab_size, kv.max_context, int("-" in params["weights_as"]), config.rms_norm_eps,
         )  # fmt: skip
         library = ctx.native["model"]
         library.hp_model_create.restype = ctypes.c_void_p

@@ -228,6 +228,7 @@ def test_numerics_class_follows_storage_and_model() -> None:
     expected = {
         ("fp32", "float32"): Numerics.TOLERANCE, ("fp32", "bfloat16"): Numerics.TOLERANCE, ("bf16", "bfloat16"): Numerics.TOLERANCE,
         ("bf16", "float32"): Numerics.LOSSY, ("bf16", "float16"): Numerics.LOSSY, ("gguf", "float32"): Numerics.TOLERANCE,
+        ("bf16-a16", "bfloat16"): Numerics.TOLERANCE, ("bf16-a16", "float32"): Numerics.LOSSY,
         ("gguf-a8", "float32"): Numerics.LOSSY, ("int8", "bfloat16"): Numerics.LOSSY, ("int8-a8", "float32"): Numerics.LOSSY,
     }  # fmt: skip
     for (weights_as, dtype), kind in expected.items():
