@@ -13,8 +13,8 @@ struct Shape {
 class Attention {
   public:
     Attention(const Shape& shape, const Cache& cache, int threads)
-        : h_{shape.queries, shape.keys, shape.dim}, team_(threads), alone_(1), attention_(team_, h_, shape.positions, cache),
-          single_(alone_, h_, shape.positions, cache) {}
+        : h_{shape.queries, shape.keys, shape.dim}, team_(threads), alone_(1), attention_(team_, h_, shape.positions, cache, false),
+          single_(alone_, h_, shape.positions, cache, false) {}
 
     // Queries [token][heads][dim], keys and values [token][KV heads][dim], cosines and sines [token][dim] (the second half repeats the
     // first), out as queries.

@@ -42,7 +42,7 @@ class Linear {
         const int group = Multiplier::group_of(rows, m_);
         const Grouped grouped{grouped_rows(x, rows, group), m_.columns, group};
         shared.team.run([&](int thread) {
-            Multiplier::shape_tiles(rows);
+            shape_tiles(rows);
             multiplier.block_sums(thread, grouped, rows);
             multiplier.run(thread, rows, grouped, m_.tiles(), 1, [&](int64_t unit) { return Place{&m_, unit}; },
                            [&](int64_t unit, int64_t row, int count, const float* a, const float* b, int stride) {
@@ -51,7 +51,7 @@ class Linear {
                                    if (b) store(y + (row + i) * m_.rows, unit + 1, b + i * stride);
                                }
                            });
-            Multiplier::shape_tiles(0);
+            shape_tiles(0);
         });
     }
 

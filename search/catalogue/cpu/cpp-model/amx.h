@@ -158,12 +158,15 @@ inline const uint16_t* spread_codes(int64_t format, const uint8_t* tile, int64_t
 }
 
 // A chunk of columns of up to four weight tiles, ready to be multiplied.
-struct Panel {
+struct Pointers {
+    const uint16_t* at[TOGETHER][CHUNK];  // [tile][block] → units of each term
+};
+
+struct Panel : Pointers {
     enum class Kind { CODES, VALUES, ROUNDED };  // one term and scales; three terms; one term
 
     Kind kind = Kind::CODES;
     bool has_minimum = false;
-    const uint16_t* at[TOGETHER][CHUNK];
     __m512 scales[TOGETHER][CHUNK], minima[TOGETHER][CHUNK];
     alignas(64) uint16_t units[TOGETHER * CHUNK / 2 * TERMS * UNIT];
 
@@ -255,7 +258,7 @@ inline void multiply_codes(const Panel& panel, int count, const uint16_t* x, con
 
 // Values: four weight tiles at once, sums stay in the unit for the whole chunk.
 template <int X_TERMS, int WEIGHT_TERMS>
-inline void multiply_values(const Panel& panel, int count, const uint16_t* x, float* sums) {
+inline void multiply_values(const Pointers& panel, int count, const uint16_t* x, float* sums) {
     _tile_loadd(0, sums, SUM_STEP * 4);
     _tile_loadd(1, sums + TILE, SUM_STEP * 4);
     _tile_loadd(2, sums + 2 * TILE, SUM_STEP * 4);
@@ -290,6 +293,22 @@ inline void multiply_tiles(const Panel& panel, bool scaled, int count, const uin
     else multiply_codes<ROWS, false>(panel, count, x, block_sums, taken, sums);
 }
 
+// To be called by each thread before it multiplies so many rows, and with 0 when it is done with the unit.
+inline void shape_tiles(int64_t rows) {
+    if (!amx_allowed()) return;
+    if (rows >= LEAST_ROWS) configure_tiles(rows_for(rows));
+    else release_tiles();
+}
+
 }  // namespace
 }  // namespace hp
+
+#else
+
+namespace hp {
+namespace {
+inline void shape_tiles(int64_t) {}
+}  // namespace
+}  // namespace hp
+
 #endif

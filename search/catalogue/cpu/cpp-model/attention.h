@@ -53,6 +53,12 @@ HP_INLINE float load_kv(const uint16_t* p) {
     return x;
 }
 
+// Where the result of a (token, head) goes: value i to data[i · step].
+struct Target {
+    float* data;
+    int64_t step;
+};
+
 constexpr int MOST_GROUPED = 64;  // query heads that share a KV head
 
 // What a share knows of one head's attention: `values` are weighted by exp(score - maximum), `sum` is of those weights.
@@ -162,18 +168,18 @@ constexpr int KEYS = 64;  // positions between two updates of the running softma
 // Scratch of `attend_lanes`, in floats.
 inline int64_t lanes_scratch(int head_dim) { return 2 * head_dim * TILE + KEYS * TILE + 2 * KEYS * head_dim; }
 
-// `lanes` (up to 16) queries of one KV head, lane i seeing positions 0..last[i]. query(i) points to
-// head_dim floats, out(i) says where the result goes (Target of slot_attention.h).
-template <class T, class Query, class Out>
+// `lanes` (up to 16) queries of one KV head, lane i seeing positions 0..last[i]. Each query
+// is head_dim floats.
+template <class T>
 inline void attend_lanes(int lanes, const int64_t* last, int head_dim, const T* keys, const T* values, int64_t step,
-                         float* scratch, Query&& query, Out&& out) {
+                         float* scratch, const float* const* queries, const Target* targets) {
     float* q = scratch;                        // [head_dim][16]
     float* result = q + head_dim * TILE;       // [head_dim][16]
     float* weights = result + head_dim * TILE; // [KEYS][16]
     float* unpacked = weights + KEYS * TILE;   // [2][KEYS][head_dim], for bfloat16
     int64_t visible = 0;
     for (int i = 0; i < TILE; i++) {
-        const float* row = query(i < lanes ? i : 0);
+        const float* row = queries[i < lanes ? i : 0];
         for (int d = 0; d < head_dim; d++) q[d * TILE + i] = row[d];
         if (i < lanes && last[i] + 1 > visible) visible = last[i] + 1;
     }
@@ -226,7 +232,7 @@ inline void attend_lanes(int lanes, const int64_t* last, int head_dim, const T* 
         for (int d = 0; d < head_dim; d += DIMS) multiply_panels<DIMS, 1>(&panel, count, v + d, kv_step, 1, result + d * TILE);
     }
     for (int i = 0; i < lanes; i++) {
-        const auto to = out(i);
+        const Target& to = targets[i];
         for (int d = 0; d < head_dim; d++) to.data[d * to.step] = result[d * TILE + i] / total[i];
     }
 }

@@ -33,7 +33,7 @@ class Model {
     Model(const Dims& dims, const Weights& weights, const Cache& cache, int threads)
         : d_(dims), w_(weights), team_(threads),
           multiplier_(team_, std::max(std::max(d_.hidden, d_.intermediate), d_.heads * d_.head_dim), d_.narrow),
-          attention_(team_, Heads{d_.heads, d_.kv_heads, d_.head_dim}, d_.positions, cache) {}
+          attention_(team_, Heads{d_.heads, d_.kv_heads, d_.head_dim}, d_.positions, cache, d_.narrow) {}
 
     void step(const Batch& batch, float* logits) {
         b_ = batch;
@@ -61,9 +61,9 @@ class Model {
     }
 
     void forward(int thread) {
-        Multiplier::shape_tiles(b_.num_tokens);
+        shape_tiles(b_.num_tokens);
         compute(thread);
-        Multiplier::shape_tiles(0);
+        shape_tiles(0);
     }
 
     void compute(int thread) {
@@ -85,7 +85,7 @@ class Model {
             add_product(thread, matrix(layer, DOWN), x);
             team_.barrier();
         }
-        Multiplier::shape_tiles(b_.num_seqs);
+        shape_tiles(b_.num_seqs);
         logits(thread);
     }
 

@@ -90,17 +90,6 @@ class Multiplier {
     // A thread's own room for up to FEW rows of the widest.
     float* few(int thread) { return own_[static_cast<size_t>(thread)].few.data(); }
 
-    // To be called by each thread before products with so many rows, and with 0 after the last.
-    static void shape_tiles(int64_t rows) {
-#if HP_AMX
-        if (!amx_allowed()) return;
-        if (rows >= LEAST_ROWS) configure_tiles(rows_for(rows));
-        else release_tiles();
-#else
-        (void)rows;
-#endif
-    }
-
     // Sums of each block of columns, which products with up to FEW rows want.
     void block_sums(int thread, const Grouped& x, int64_t rows) {
         if (x.group != rows || rows > FEW) return;

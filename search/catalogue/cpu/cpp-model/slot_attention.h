@@ -4,7 +4,9 @@
 // (token, query head). Which form runs depends on the number of tokens alone.
 #pragma once
 
-#include "attention.h"
+#include <vector>
+
+#include "amx_attention.h"
 #include "pool.h"
 
 namespace hp {
@@ -21,18 +23,18 @@ struct Heads {
     int64_t group() const { return queries / keys; }
 };
 
-// Where the result of a (token, head) goes: value i to data[i · step].
-struct Target {
-    float* data;
-    int64_t step;
-};
-
 class SlotAttention {
   public:
-    SlotAttention(Team& team, const Heads& heads, int64_t positions, const Cache& cache) : team_(team), h_(heads), cache_(cache) {
+    // `narrow`: prompts may be rounded to bfloat16 on the matrix unit.
+    SlotAttention(Team& team, const Heads& heads, int64_t positions, const Cache& cache, bool narrow)
+        : team_(team), h_(heads), cache_(cache), narrow_(narrow) {
         const int64_t scratch = std::max(3 * (positions + TILE), lanes_scratch(static_cast<int>(h_.dim)));
         scratch_.assign(static_cast<size_t>(team.size()), std::vector<float>(static_cast<size_t>(scratch)));
         partials_.resize(static_cast<size_t>(FEW * h_.queries * team.size() * (h_.dim + 2)));
+#if HP_AMX
+        items_.resize(static_cast<size_t>(team.size()));
+        for (ItemScratch& own : items_) own.reserve(h_.dim);
+#endif
     }
 
     // Before a step, by one thread.
@@ -44,6 +46,7 @@ class SlotAttention {
             for (int64_t t = b_.seq_starts[s]; t < b_.seq_starts[s + 1]; t++) sequence_[static_cast<size_t>(t)] = s;
         total_ = 0;
         for (int64_t t = 0; t < b_.num_tokens; t++) total_ += h_.keys * (b_.positions[t] + 1);
+        place_units();
         begin_layer();
     }
     // Before each further layer, while no thread attends.
@@ -151,38 +154,106 @@ class SlotAttention {
     }
     bool has_share(int thread) const { return from(total_, thread) < from(total_, thread + 1); }
 
-    // Items (sequence, KV head, 16 query lanes) are taken from a counter: who computes one does not change its result.
+    // Items (sequence, KV head, some pairs) are taken from a counter: who computes one does not change its result.
     template <class To>
     void attend_many(int thread, int64_t layer, To&& target) {
+        split_cache(thread, layer);
         int64_t mine = next_item_.fetch_add(1, std::memory_order_relaxed), item = 0;
         for (int64_t s = 0; s < b_.num_seqs; s++) {
-            const int64_t pairs = (b_.seq_starts[s + 1] - b_.seq_starts[s]) * h_.group(), blocks = (pairs + TILE - 1) / TILE;
+            const int64_t pairs = (b_.seq_starts[s + 1] - b_.seq_starts[s]) * h_.group(), size = on_unit(s) ? UNIT_PAIRS : TILE;
             for (int64_t h = 0; h < h_.keys; h++)
-                for (int64_t block = blocks - 1; block >= 0; block--, item++) {  // the longest first
+                for (int64_t block = (pairs - 1) / size; block >= 0; block--, item++) {  // the longest first
                     if (item != mine) continue;
                     mine = next_item_.fetch_add(1, std::memory_order_relaxed);
-                    attend_item(thread, layer, s, h, block * TILE, static_cast<int>(std::min<int64_t>(TILE, pairs - block * TILE)), target);
+                    attend_item(thread, layer, s, h, block * size, static_cast<int>(std::min(size, pairs - block * size)), target);
                 }
         }
     }
 
     template <class To>
     void attend_item(int thread, int64_t layer, int64_t seq, int64_t kv_head, int64_t pair, int lanes, To&& target) {
-        const auto token = [&](int i) { return b_.seq_starts[seq] + (pair + i) / h_.group(); };
-        const auto head = [&](int i) { return kv_head * h_.group() + (pair + i) % h_.group(); };
-        int64_t last[TILE];
-        for (int i = 0; i < lanes; i++) last[i] = b_.positions[token(i)];
+        int64_t last[UNIT_PAIRS];
+        const float* queries[UNIT_PAIRS];
+        Target targets[UNIT_PAIRS];
+        int64_t token = b_.seq_starts[seq] + pair / h_.group(), member = pair % h_.group();
+        for (int i = 0; i < lanes; i++) {
+            const int64_t head = kv_head * h_.group() + member;
+            last[i] = b_.positions[token];
+            queries[i] = row(token, head);
+            targets[i] = target(token, head);
+            if (++member == h_.group()) member = 0, token++;
+        }
+        const int dim = static_cast<int>(h_.dim);
+#if HP_AMX
+        if (on_unit(seq)) return attend_pairs(lanes, last, dim, split(seq, kv_head), items_[static_cast<size_t>(thread)], queries, targets);
+#endif
         const int64_t base = cache_.at(b_.slots[seq], kv_head, 0);
         with_cache(layer, [&](auto* keys, auto* values) {
-            attend_lanes(lanes, last, static_cast<int>(h_.dim), keys + base, values + base, cache_.position_stride,
-                         scratch_[static_cast<size_t>(thread)].data(), [&](int i) { return row(token(i), head(i)); },
-                         [&](int i) { return target(token(i), head(i)); });
+            attend_lanes(lanes, last, dim, keys + base, values + base, cache_.position_stride, scratch_[static_cast<size_t>(thread)].data(),
+                         queries, targets);
         });
     }
+
+    // ---- the matrix unit: keys and values of prompts as units, once a layer --------------------------------------------
+
+#if HP_AMX
+    static constexpr int64_t UNIT_PAIRS = PAIRS;
+    static constexpr int64_t LEAST_TOKENS = 16;  // of a sequence; fewer do not pay for splitting its cache
+
+    bool on_unit(int64_t seq) const { return unit_starts_[static_cast<size_t>(seq)] >= 0; }
+    int64_t padded(int64_t seq) const {
+        return (b_.positions[b_.seq_starts[seq + 1] - 1] + STEP_POSITIONS) / STEP_POSITIONS * STEP_POSITIONS;
+    }
+
+    void place_units() {
+        unit_starts_.assign(static_cast<size_t>(b_.num_seqs), -1);
+        if (!narrow_ || b_.num_tokens <= FEW || h_.dim % BLOCK || h_.dim / BLOCK > CHUNK || !amx_allowed()) return;
+        int64_t start = 0;
+        for (int64_t s = 0; s < b_.num_seqs; s++) {
+            if (b_.seq_starts[s + 1] - b_.seq_starts[s] < LEAST_TOKENS) continue;
+            unit_starts_[static_cast<size_t>(s)] = start;
+            start += 2 * h_.keys * SplitCache::units(padded(s), h_.dim);
+        }
+        if (units_.size() < static_cast<size_t>(start * UNIT)) units_.resize(static_cast<size_t>(start * UNIT));
+    }
+
+    SplitCache split(int64_t seq, int64_t kv_head) {
+        const int64_t size = SplitCache::units(padded(seq), h_.dim);
+        uint16_t* keys = units_.data() + (unit_starts_[static_cast<size_t>(seq)] + 2 * kv_head * size) * UNIT;
+        return SplitCache{keys, keys + size * UNIT, padded(seq)};
+    }
+
+    void split_cache(int thread, int64_t layer) {
+        if (std::all_of(unit_starts_.begin(), unit_starts_.end(), [](int64_t start) { return start < 0; })) return;
+        for (int64_t s = 0; s < b_.num_seqs; s++) {
+            if (!on_unit(s)) continue;
+            const int64_t count = b_.positions[b_.seq_starts[s + 1] - 1] + 1, groups = padded(s) / BLOCK, all = groups * h_.keys;
+            for (int64_t unit = from(all, thread); unit < from(all, thread + 1); unit++) {
+                const int64_t kv_head = unit / groups, first = unit % groups * BLOCK, base = cache_.at(b_.slots[s], kv_head, 0);
+                const SplitCache to = split(s, kv_head);
+                with_cache(layer, [&](auto* keys, auto* values) {
+                    split_positions(keys + base, values + base, cache_.position_stride, first, count - first, h_.dim, to.padded,
+                                    to.keys, to.values);
+                });
+            }
+        }
+        team_.barrier();
+    }
+
+    std::vector<uint16_t, AlignedAllocator<uint16_t>> units_;
+    std::vector<int64_t> unit_starts_;  // of each sequence, -1 when it goes without
+    std::vector<ItemScratch> items_;    // one a thread
+#else
+    static constexpr int64_t UNIT_PAIRS = TILE;
+    static bool on_unit(int64_t) { return false; }
+    static void place_units() {}
+    static void split_cache(int, int64_t) {}
+#endif
 
     Team& team_;
     const Heads h_;
     const Cache cache_;
+    const bool narrow_;
     Batch b_{};
     int64_t total_ = 0;
     std::vector<float> rows_, partials_;

@@ -103,11 +103,11 @@ def test_shapes_of_other_models(natives: Natives) -> None:
     ):
         made = config(**changes)
         store, net = model(made, blocks=BLOCKS, seed=3)
-        for weights_as in ("fp32", "gguf"):
+        for weights_as, limit in (("fp32", EXACT), ("gguf", EXACT), ("gguf-a8", 0.15)):
             part = Whole(natives("native"), store, made, weights_as)
             error = walk(part, net, made.vocab_size)
             part.close()
-            assert error < EXACT, changes
+            assert error < limit, (changes, weights_as)
 
 
 @pytest.mark.parametrize(
