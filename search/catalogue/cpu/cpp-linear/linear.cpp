@@ -39,7 +39,7 @@ class Linear {
         SharedTeam& shared = rows * m_.rows * m_.columns < LEAST_WORK ? *alone_ : *all_;
         Multiplier& multiplier = shared.multiplier;
         multiplier.reserve(rows);
-        const int group = Multiplier::group_of(rows, m_);
+        const int group = multiplier.group_of(rows, m_);
         const Grouped grouped{grouped_rows(x, rows, group), m_.columns, group};
         shared.team.run([&](int thread) {
             shape_tiles(rows);

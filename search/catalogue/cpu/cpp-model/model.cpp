@@ -116,7 +116,7 @@ class Model {
     // RMS norm of each token (of each sequence's last, for the head), as products read it.
     Grouped normalise(int thread, const float* weight, int64_t count, const Matrix& reader, bool last_only) {
         const bool few = count <= FEW;
-        const Grouped x{few ? multiplier_.few(thread) : normed_.data(), d_.hidden, Multiplier::group_of(count, reader)};
+        const Grouped x{few ? multiplier_.few(thread) : normed_.data(), d_.hidden, multiplier_.group_of(count, reader)};
         const int64_t begin = few ? 0 : from(count, thread), end = few ? count : from(count, thread + 1);
         for (int64_t i = begin; i < end; i++) {
             const float* row = residual_.data() + (last_only ? b_.seq_starts[i + 1] - 1 : i) * d_.hidden;
@@ -159,14 +159,14 @@ class Model {
     // Few tokens: each thread has all results, since each multiplies all of them.
     Grouped attend(int thread, int64_t layer) {
         const Grouped x{few_ ? multiplier_.few(thread) : normed_.data(), d_.heads * d_.head_dim,
-                        Multiplier::group_of(b_.num_tokens, matrix(layer, O))};
+                        multiplier_.group_of(b_.num_tokens, matrix(layer, O))};
         attention_.attend(thread, layer, few_, [&](int64_t token, int64_t head) { return Target{x.column(token, head * d_.head_dim), x.group}; });
         if (few_) multiplier_.block_sums(thread, x, b_.num_tokens);
         else team_.barrier();
         return x;
     }
 
-    Grouped gated(int64_t layer) { return {gated_.data(), d_.intermediate, Multiplier::group_of(b_.num_tokens, matrix(layer, DOWN))}; }
+    Grouped gated(int64_t layer) { return {gated_.data(), d_.intermediate, multiplier_.group_of(b_.num_tokens, matrix(layer, DOWN))}; }
 
     void gate_up(int thread, int64_t layer, const Grouped& x) {
         const Grouped to = gated(layer);

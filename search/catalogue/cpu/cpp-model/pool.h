@@ -29,6 +29,10 @@ inline void pause_briefly() {
 // Where a thread's share of so many units begins: [share(n, t, of), share(n, t + 1, of)).
 inline int64_t share(int64_t units, int64_t thread, int64_t of) { return units * thread / of; }
 
+// Pauses at a barrier before the processor is given away: some 10 µs, more than threads on cores of their own wait for each other.
+// Where two share a core, each barrier costs this much.
+constexpr int PATIENCE = 200;
+
 class Team {
   public:
     explicit Team(int threads) : size_(threads) {
@@ -72,7 +76,7 @@ class Team {
             return;
         }
         for (int spins = 0; round_.load(std::memory_order_acquire) == now; spins++) {
-            if (spins < 4000) pause_briefly();
+            if (spins < PATIENCE) pause_briefly();
             else sched_yield();
         }
     }

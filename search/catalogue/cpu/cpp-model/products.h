@@ -3,7 +3,7 @@
 // Which kernel runs depends on the number of rows, the format and the machine, and on nothing else, so that results repeat:
 //
 //   up to 8 rows     integers (digits.h) where they are exact and quick, else floats decoded in registers (kernels.h)
-//   5 to 8, Q4       the matrix unit (amx.h) where there is one
+//   5 to 8, Q4       the matrix unit (amx.h) where there is one, for exact products
 //   more             the matrix unit, else floats unpacked into cache panels (kernels.h)
 //
 // Each thread has a fixed range of weight tiles, which it streams once.
@@ -82,7 +82,7 @@ class Multiplier {
     }
 
     // How many rows the product with a matrix wants in a group.
-    static int group_of(int64_t rows, const Matrix& reader) {
+    int group_of(int64_t rows, const Matrix& reader) const {
         if (on_matrix_unit(rows, reader)) return 1;
         return rows <= FEW ? static_cast<int>(rows) : GROUP;
     }
@@ -190,9 +190,9 @@ class Multiplier {
     }
 
 #if HP_AMX
-    // Few rows only for Q4, whose codes become tiles most cheaply; for other formats vectors are as quick (measured at 8 rows).
-    static bool on_matrix_unit(int64_t rows, const Matrix& m) {
-        return (rows > FEW || (rows >= LEAST_ROWS && m.format == Q4)) && amx_allowed();
+    // Few rows only for exact products with Q4, whose codes become tiles most cheaply; else vectors are as quick (measured at 8 rows).
+    bool on_matrix_unit(int64_t rows, const Matrix& m) const {
+        return (rows > FEW || (rows >= LEAST_ROWS && m.format == Q4 && !narrow_)) && amx_allowed();
     }
 
     template <class At, class Emit>
