@@ -77,6 +77,11 @@ class Plan:
     """Sentences that the user must know: requests dropped, slots or parts that do not apply, lengths-only text."""
 
 
+HOPELESS = 0.35
+"""Of the search: a candidate at 0.7 of the incumbent's speed or less is given up after a round. A round's log ratio varies by a few
+hundredths; on a machine so busy that it varies by more, a good candidate may be given up, and none may be promoted by it."""
+
+
 def table_rows(budget_seconds: float) -> int:
     """Rows of the shape table: fewer for a small budget, since every round measures each of them four times on both sides."""
     return 4 if budget_seconds < 900 else 6
@@ -93,7 +98,12 @@ def pace_for(budget_seconds: float) -> Pace:
     return Pace(
         own=Stopping(alpha=0.02, min_rounds=own_rounds, max_rounds=own_rounds),
         fast=Stopping(
-            alpha=0.02, min_rounds=3, max_rounds=round(12 * max(1.0, scale)), half_width=0.03, equal_margin=0.02
+            alpha=0.02,
+            min_rounds=3,
+            max_rounds=round(12 * max(1.0, scale)),
+            half_width=0.03,
+            equal_margin=0.02,
+            hopeless=HOPELESS,
         ),
         slow=Stopping(
             alpha=0.05, min_rounds=3, max_rounds=max(3, round(4 * scale)), half_width=0.05, equal_margin=0.02

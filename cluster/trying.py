@@ -9,7 +9,7 @@ It is recorded in a campaign's own log (`--in DIR`), or in a folder of its own t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster.campaign import Running, opened_journal, opened_session
@@ -108,6 +108,7 @@ def try_candidate(running: Running, candidate: Candidate, against: Candidate) ->
     if candidate.id == against.id:
         raise InputError("candidate", candidate.label, "is what it would be measured against", "change something in it")
     refuse_inapplicable(running.plan, candidate)
+    running = replace(running, plan=_to_the_end(running.plan))
     with opened_journal(running) as journal, opened_session(running, journal) as (session, machines):
         refuse_unclaimed(session, candidate)
         session.keep(against)
@@ -126,6 +127,11 @@ def try_candidate(running: Running, candidate: Candidate, against: Candidate) ->
             return _tried(running, candidate, against, [first], {})
         finalist = measure_cold(session, candidate, against)
         return _tried(running, candidate, against, [first, finalist.cold.attempt], finalist.gates)
+
+
+def _to_the_end(plan: Plan) -> Plan:
+    """A search gives a loser up after a round; who asks about one candidate is told whether it is slower."""
+    return replace(plan, pace=replace(plan.pace, fast=replace(plan.pace.fast, hopeless=None)))
 
 
 def _purpose(session: Session, candidate: Candidate, against: Candidate) -> Purpose:

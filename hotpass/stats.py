@@ -19,7 +19,7 @@ import numpy as np
 
 from hotpass.records.measurement import Estimate, MeasuredBlock, MeasuredReplay, Stopping
 
-Decision = Literal["faster", "slower", "equal", "precise", "exhausted"]
+Decision = Literal["faster", "slower", "equal", "precise", "exhausted", "hopeless"]
 
 PRIOR_PRECISION = 0.03
 """c2 of the mixture: near-optimal for effects of half to ten standard deviations of a round within 3 to 40 rounds."""
@@ -44,7 +44,8 @@ class SequentialTest:
     """Feed it one log ratio a round; ask after each whether to go on.
 
     `faster`/`slower`: the interval excludes 0 and is either beyond the margin or as narrow as asked · `equal`: it lies within the
-    equal margin · `precise`: as narrow as asked without excluding 0 · `exhausted`: the rounds are used up.
+    equal margin · `precise`: as narrow as asked without excluding 0 · `exhausted`: the rounds are used up · `hopeless`: given up far
+    behind, undecided.
     """
 
     def __init__(self, stopping: Stopping) -> None:
@@ -75,6 +76,8 @@ class SequentialTest:
     def decision(self) -> Decision | None:
         """None: measure another round."""
         n, rule = len(self.values), self.stopping
+        if n and rule.hopeless is not None and self.mean < -rule.hopeless and n < rule.min_rounds:
+            return "hopeless"
         if n < rule.min_rounds:
             return None
         low, high = self.interval()

@@ -57,8 +57,8 @@ def speed_of(blocks: Sequence[MeasuredBlock], num_layers: int, stopping: Stoppin
         high=high,
         estimate=Estimate(
             value=mean_incumbent / mean_candidate,
-            low=math.exp(max(low, -50.0)),
-            high=math.exp(min(high, 50.0)),
+            low=_factor(low),
+            high=_factor(high),
             level=1 - stopping.alpha,
             kind="predicted" if predicted else "measured",
         ),
@@ -101,8 +101,8 @@ def _depth_estimate(rounds: Sequence[Sequence[MeasuredBlock]], stopping: Stoppin
     low, high = test.interval()
     return Estimate(
         value=math.exp(test.mean),
-        low=math.exp(max(low, -50.0)),
-        high=math.exp(min(high, 50.0)),
+        low=_factor(low),
+        high=_factor(high),
         level=1 - stopping.alpha,
     )
 
@@ -112,3 +112,8 @@ def _weighted(blocks: Sequence[MeasuredBlock], *, candidate: bool) -> float:
     pairs = [(b.row.steps_share, b.candidate_ms if candidate else b.incumbent_ms) for b in blocks]
     total = sum(share for share, _ in pairs)
     return sum(share * math.sqrt(times[0] * times[1]) for share, times in pairs) / total
+
+
+def _factor(log: float) -> float:
+    """exp, from 0 to infinity: an interval without an end has none."""
+    return math.exp(log) if log < 700 else math.inf

@@ -193,6 +193,9 @@ def _speed_verdict(speed: Speed) -> tuple[Verdict, str]:
         return Verdict.FASTER, span
     if speed.high < 0:
         return Verdict.SLOWER, span
+    if speed.decision == "hopeless":
+        value, count = speed.estimate.value, speed.rounds
+        return Verdict.INCONCLUSIVE, f"given up far behind: {value:.3f} x in {count} round{'s' if count > 1 else ''}"
     why = "equal within the margin" if speed.decision == "equal" else "the interval holds 1"
     return Verdict.INCONCLUSIVE, f"{why}: {span}"
 

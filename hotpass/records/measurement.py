@@ -60,6 +60,9 @@ class Stopping:
     """Stop once the interval of the log ratio is this narrow on both sides, decided or not."""
     equal_margin: float = 0.01
     """Stop for futility once the whole interval lies within ± this."""
+    hopeless: float | None = None
+    """Give up, undecided, once the mean log ratio is below minus this, whatever the interval; None: never. It ends only losers, so no
+    claim of `faster` becomes more likely by it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

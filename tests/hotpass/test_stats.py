@@ -138,3 +138,26 @@ def test_kendall_tau() -> None:
 def test_rounds_for_falls_with_the_effect() -> None:
     assert rounds_for(0.69, 0.03, 0.02, 0.8) == 3
     assert 8 <= rounds_for(0.05, 0.03, 0.02, 0.8) <= 20
+
+
+def test_a_loser_far_behind_is_given_up_after_a_round_only_where_that_is_asked() -> None:
+    asked, patient = Stopping(hopeless=0.35), Stopping()
+    for stopping, decision in ((asked, "hopeless"), (patient, None)):
+        test = SequentialTest(stopping)
+        test.add(math.log(0.5))
+        assert test.decision() == decision
+    for value in (math.log(0.8), math.log(3.0)):
+        test = SequentialTest(asked)
+        test.add(value)
+        assert test.decision() is None
+
+
+def test_giving_up_makes_no_claim_of_faster_more_likely() -> None:
+    found = simulate_decisions(
+        lambda rng: rng.normal(0, 0.2),
+        Stopping(alpha=0.05, half_width=1e-9, equal_margin=0.0, hopeless=0.35),
+        repeats=1500,
+        seed=4,
+    )
+    assert found["hopeless"] > 20
+    assert found.get("faster", 0) / 1500 <= 0.025

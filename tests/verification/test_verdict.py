@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from hotpass.records.measurement import (
     MeasuredReplay,
     Purpose,
     ReplayStats,
+    Stopping,
     Tier,
     Verdict,
 )
@@ -159,3 +161,12 @@ def test_engine_seconds_are_the_total_not_the_total_and_its_parts() -> None:
     parts = {"install": 500.0, "measure": 1500.0}
     assert judged(result(2.0, phases_ms=parts)).seconds == 2.0
     assert judged(result(2.0, phases_ms={**parts, "total": 2100.0})).seconds == 2.1
+
+
+def test_a_loser_that_was_given_up_is_undecided_not_slower() -> None:
+    base = result(0.4, blocks=blocks(0.4, rounds=1))
+    given_up = replace(base, assignment=replace(base.assignment, stopping=Stopping(hopeless=0.35)))
+    attempt = judged(given_up)
+    assert attempt.verdict is Verdict.INCONCLUSIVE
+    assert "given up far behind: 0.399 x in 1 round" in attempt.reason
+    assert (attempt.speedup.low, attempt.speedup.high) == (0.0, math.inf)
