@@ -113,7 +113,7 @@ def _row(
         if not own:
             continue
         ratio = speedup_of_blocks(own)
-        ms = sum(sum(block.candidate_ms) for block in own) / (2 * len(own))
+        ms = sum(block.candidate_step_ms for block in own) / len(own)
         points[point] = {
             "tokens_per_s": _tokens(shape) / ms * 1e3,
             "vs_loaded": ratio.value,

@@ -13,6 +13,7 @@ candidate is near it. What is measured with these processes is `judge.attempt`'s
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import shutil
@@ -54,6 +55,9 @@ LEAST_DECODE_STEPS = 2
 
 MAX_WINDOW_BYTES = 1 << 26
 """Logits of a window at most."""
+
+LONG_WINDOW = 4.0
+"""A row whose window takes so many times the shortest row's may have fewer windows a round, if little depends on it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +119,8 @@ class Stable:
         self.recipe = recipe
         self.phases_ms: dict[str, float] = {}
         self.pool: dict[Place, list[InputSet]] = {}
+        self.brief_rows: frozenset[int] = frozenset()
+        """Rows with a window a side and round, instead of two."""
         self.noise_abs = 0.0
         self.facts: dict[str, str] = {}
         self._contexts: Contexts | None = None
@@ -243,6 +249,7 @@ class Stable:
             },
             noise_abs=self.noise_abs,
             incumbent_is_loaded=incumbent_is_loaded,
+            brief_rows=self.brief_rows,
         )
 
     def held_out_sets(self, places: Sequence[Place], seed: int) -> dict[Place, list[InputSet]]:
@@ -301,7 +308,7 @@ class Stable:
         single = self._plan([1] * len(self.recipe.rows))
         source = self.recipe.sources(seed_of(self.recipe.seed, "calibration"), False)
         cut = min(range(len(self.recipe.cuts)), key=lambda index: len(self.recipe.cuts[index]))
-        steps = []
+        steps, step_seconds = [], []
         with self.fresh_child(single, trusted=True) as child:
             for row, item in enumerate(self.recipe.rows):
                 tokens = window_tokens(source, single, row)
@@ -312,6 +319,9 @@ class Stable:
                 most = max(1, min(MAX_STEPS, MAX_WINDOW_BYTES // (item.num_seqs * vocab * 4)))
                 least = LEAST_DECODE_STEPS if item.phase is Phase.DECODE else 1
                 steps.append(max(least, min(most, -int(-self.recipe.window_seconds // seconds))))
+                step_seconds.append(seconds)
+        shares = [item.steps_share for item in self.recipe.rows]
+        self.brief_rows = brief_rows(shares, step_seconds, steps)
         return self._plan(steps)
 
     def _compute_references(self) -> None:
@@ -389,6 +399,24 @@ class Stable:
         start = time.perf_counter()
         yield
         self.phases_ms[name] = (time.perf_counter() - start) * 1e3
+
+
+def brief_rows(shares: Sequence[float], step_seconds: Sequence[float], steps: Sequence[int]) -> frozenset[int]:
+    """Rows that deserve half the windows of the others or less.
+
+    For a sum of row times whose relative noise is alike, the variance that a given time buys is least when a row has windows in
+    proportion to its share of the sum ÷ the root of a window's duration (Neyman's allocation with costs).
+    """
+    windows = [seconds * count for seconds, count in zip(step_seconds, steps, strict=True)]
+    worth = [
+        share * seconds / math.sqrt(window)
+        for share, seconds, window in zip(shares, step_seconds, windows, strict=True)
+    ]
+    return frozenset(
+        row
+        for row, window in enumerate(windows)
+        if window >= LONG_WINDOW * min(windows) and worth[row] <= max(worth) / 2
+    )
 
 
 def _buffer_floats(plan: KvPlan, model: ModelRef) -> int:

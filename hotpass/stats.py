@@ -1,6 +1,6 @@
 """Statistics of pairs: a sequential test that is valid at every look, intervals, and rank agreement.
 
-The unit is a *round*: one ABBA block on every shape row, reduced to one log ratio of deployment-weighted step times. Steps within
+The unit is a *round*: one block on every shape row, reduced to one log ratio of deployment-weighted step times. Steps within
 a block are correlated, so no step is ever treated as a sample. Nothing here reads a clock or decides a verdict.
 
 The test is the scale-invariant t-mixture of Lai (1976) as an e-process (Wang & Ramdas 2023, "Anytime-valid t-tests and
@@ -95,8 +95,8 @@ class SequentialTest:
 
 def weighted_round(blocks: Sequence[MeasuredBlock]) -> float:
     """The log ratio of one round: log of sum(steps_share * incumbent ms) over sum(steps_share * candidate ms), all rows."""
-    incumbent = sum(block.row.steps_share * _geometric(block.incumbent_ms) for block in blocks)
-    candidate = sum(block.row.steps_share * _geometric(block.candidate_ms) for block in blocks)
+    incumbent = sum(block.row.steps_share * block.incumbent_step_ms for block in blocks)
+    candidate = sum(block.row.steps_share * block.candidate_step_ms for block in blocks)
     return math.log(incumbent / candidate)
 
 
@@ -119,8 +119,8 @@ def speedup_of_blocks(
     rounds = rounds_of(blocks)
     if not rounds:
         raise ValueError("no whole round was measured")
-    incumbent = np.array([sum(b.row.steps_share * _geometric(b.incumbent_ms) for b in group) for group in rounds])
-    candidate = np.array([sum(b.row.steps_share * _geometric(b.candidate_ms) for b in group) for group in rounds])
+    incumbent = np.array([sum(b.row.steps_share * b.incumbent_step_ms for b in group) for group in rounds])
+    candidate = np.array([sum(b.row.steps_share * b.candidate_step_ms for b in group) for group in rounds])
     return _ratio_estimate(incumbent, candidate, level, seed, kind)
 
 
@@ -139,7 +139,7 @@ def tokens_per_second(blocks: Sequence[MeasuredBlock], output_tokens_per_step: f
     """Output tokens ÷ step time over the shape table, by the ratio of sums."""
     rounds = rounds_of(blocks)
     times = [
-        sum(b.row.steps_share * _geometric(b.candidate_ms if candidate else b.incumbent_ms) for b in group)
+        sum(b.row.steps_share * (b.candidate_step_ms if candidate else b.incumbent_step_ms) for b in group)
         for group in rounds
     ]
     shares = [sum(b.row.steps_share for b in group) for group in rounds]
@@ -234,7 +234,3 @@ def simulate_decisions(
             test.add(draw(rng))
         counts[decision] = counts.get(decision, 0) + 1
     return counts
-
-
-def _geometric(pair: tuple[float, float]) -> float:
-    return math.sqrt(pair[0] * pair[1])

@@ -109,9 +109,8 @@ def _depth_estimate(rounds: Sequence[Sequence[MeasuredBlock]], stopping: Stoppin
 
 def _weighted(blocks: Sequence[MeasuredBlock], *, candidate: bool) -> float:
     """Mean step time over rows by their share of steps (shares of the rows measured, so that a cut table still weighs 1)."""
-    pairs = [(b.row.steps_share, b.candidate_ms if candidate else b.incumbent_ms) for b in blocks]
-    total = sum(share for share, _ in pairs)
-    return sum(share * math.sqrt(times[0] * times[1]) for share, times in pairs) / total
+    pairs = [(b.row.steps_share, b.candidate_step_ms if candidate else b.incumbent_step_ms) for b in blocks]
+    return sum(share * ms for share, ms in pairs) / sum(share for share, _ in pairs)
 
 
 def _factor(log: float) -> float:

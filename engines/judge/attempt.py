@@ -330,12 +330,16 @@ class Judge:
         return self._tokens_per_step / seconds if seconds else 50.0
 
     def _incumbent_alone(self, attempt: Attempt, pair_child: PairChild, places: Sequence[Place]) -> None:
-        """Its time without the candidate, now: what its time beside the candidate is held against."""
+        """Its time without the candidate, now: what its time beside the candidate is held against. Of a row whose windows are long
+        and decide little, what is known of it will do."""
         incumbent = attempt.assignment.incumbent
-        for place, seconds in self._alone_seconds(attempt, pair_child.child, places, "alone").items():
-            known = pair_child.beside_itself.setdefault((incumbent.id, place), deque(maxlen=8))
-            known.extend(seconds)
-            attempt.alone[place] = max(statistics.median(seconds), statistics.median(known))
+        known = {place: pair_child.beside_itself.setdefault((incumbent.id, place), deque(maxlen=8)) for place in places}
+        now = [place for place in places if place[1] not in self._stable.brief_rows or not known[place]]
+        for place, seconds in self._alone_seconds(attempt, pair_child.child, now, "alone").items():
+            known[place].extend(seconds)
+            attempt.alone[place] = statistics.median(seconds)
+        for place, recent in known.items():
+            attempt.alone[place] = max(attempt.alone.get(place, 0.0), statistics.median(recent))
 
     def _alone_seconds(
         self, attempt: Attempt, child: Child, places: Sequence[Place], purpose: str

@@ -1,8 +1,10 @@
-"""Rounds: one ABBA or BAAB block on every shape row of every cut, until the sequential test has seen enough.
+"""Rounds: one block on every shape row of every cut, until the sequential test has seen enough.
 
     round ─► for each cut, row: coin ─► four windows ─► MeasuredBlock, OutputChecks ─► log ratio of weighted sums ─► test
 
-The order of each block is a coin's; the order of sides within it cancels a linear drift. Times are steps' means over a window.
+The order of each block is a coin's; the order of sides within it (ABBA, BAAB) cancels a linear drift. A row whose windows are long for
+what they decide has two a round (AB, BA), whose drift the coins cancel over rounds; so the time goes where the noise is. Times are
+steps' means over a window.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,10 +26,9 @@ from engines.program import KvPlan
 from hotpass.records.measurement import MeasuredBlock, OutputCheck, Side, Stopping
 from hotpass.stats import SequentialTest, weighted_round
 
-ORDERS = {
-    "ABBA": (Side.INCUMBENT, Side.CANDIDATE, Side.CANDIDATE, Side.INCUMBENT),
-    "BAAB": (Side.CANDIDATE, Side.INCUMBENT, Side.INCUMBENT, Side.CANDIDATE),
-}
+ORDERS = ("ABBA", "BAAB")
+BRIEF_ORDERS = ("AB", "BA")
+SIDES = {"A": Side.INCUMBENT, "B": Side.CANDIDATE}
 
 Place = tuple[int, int]
 """(cut, row of the plan)"""
@@ -58,6 +59,8 @@ class Plan:
     noise_abs: float
     incumbent_is_loaded: bool
     """True when the incumbent is the deployment as loaded, whose answers to pool sets are known bit for bit."""
+    brief_rows: Collection[int] = ()
+    """Rows that have a window a side and round instead of two."""
 
 
 ROOM = 2.5
@@ -92,23 +95,23 @@ class Rounds:
         return weighted_round(blocks)
 
     def block(self, place: Place, index: int, deadline: float) -> MeasuredBlock:
-        """Four windows on one row of one cut."""
+        """Windows of both sides on one row of one cut."""
         cut, row = place
-        order = self._rng.choice(sorted(ORDERS))
+        order = self._rng.choice(BRIEF_ORDERS if row in self._plan.brief_rows else ORDERS)
         taken: dict[Side, list[Window]] = {Side.INCUMBENT: [], Side.CANDIDATE: []}
-        for side in ORDERS[order]:
-            taken[side].append(self._window(side, place, deadline))
+        for letter in order:
+            taken[SIDES[letter]].append(self._window(SIDES[letter], place, deadline))
         steps = self._plan.kv.steps_per_window[row]
         a, b = taken[Side.INCUMBENT], taken[Side.CANDIDATE]
-        ratios = [min((one.clock_ratio, other.clock_ratio), key=_off) for one, other in (a, b)]
+        ratios = [min((window.clock_ratio for window in windows), key=_off) for windows in (a, b)]
         per_step = [window.seconds / steps for window in a]
         self._evidence.incumbent_seconds.setdefault(place, []).extend(per_step)
         return MeasuredBlock(
             row=self._plan.kv.rows[row],
             round_index=index,
             order=order,
-            incumbent_ms=(a[0].seconds / steps * 1e3, a[1].seconds / steps * 1e3),
-            candidate_ms=(b[0].seconds / steps * 1e3, b[1].seconds / steps * 1e3),
+            incumbent_ms=tuple(window.seconds / steps * 1e3 for window in a),
+            candidate_ms=tuple(window.seconds / steps * 1e3 for window in b),
             steps_per_window=steps,
             child_clock_ratio=max(ratios, key=_off),
             layers=self._plan.depths[cut],

@@ -109,14 +109,15 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredBlock:
-    """One ABBA (or BAAB) block over one shape row. Times are per step, by the judge's clock."""
+    """One block over one shape row: ABBA or BAAB, and AB or BA where a window is long. Times are per step, by the judge's clock."""
 
     row: ShapeRow
     round_index: int
     order: str
-    """`ABBA` or `BAAB`; A is the incumbent."""
-    incumbent_ms: tuple[float, float]
-    candidate_ms: tuple[float, float]
+    """`ABBA`, `BAAB`, `AB` or `BA`, by chance; A is the incumbent."""
+    incumbent_ms: tuple[float, ...]
+    """Of each of its windows, in their order."""
+    candidate_ms: tuple[float, ...]
     steps_per_window: int
     child_clock_ratio: float
     """Child's time over judge's time: of each side the window nearer to 1, and of these the worse. Near 1 unless somebody lies: a
@@ -126,9 +127,17 @@ class MeasuredBlock:
 
     @property
     def log_ratio(self) -> float:
-        """log(incumbent time ÷ candidate time), geometric over the pair: above 0 the candidate is faster."""
-        a, b = self.incumbent_ms, self.candidate_ms
-        return (math.log(a[0]) + math.log(a[1]) - math.log(b[0]) - math.log(b[1])) / 2
+        """log(incumbent time ÷ candidate time), geometric over the windows: above 0 the candidate is faster."""
+        return math.log(self.incumbent_step_ms / self.candidate_step_ms)
+
+    @property
+    def incumbent_step_ms(self) -> float:
+        """Geometric mean over its windows."""
+        return math.prod(self.incumbent_ms) ** (1 / len(self.incumbent_ms))
+
+    @property
+    def candidate_step_ms(self) -> float:
+        return math.prod(self.candidate_ms) ** (1 / len(self.candidate_ms))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

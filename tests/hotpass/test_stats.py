@@ -161,3 +161,14 @@ def test_giving_up_makes_no_claim_of_faster_more_likely() -> None:
     )
     assert found["hopeless"] > 20
     assert found.get("faster", 0) / 1500 <= 0.025
+
+
+def test_a_block_of_one_window_a_side_weighs_like_one_of_two() -> None:
+    from dataclasses import replace
+
+    whole = block(0.5, 30.0, 10.0)
+    brief = replace(whole, order="BA", incumbent_ms=(30.0,), candidate_ms=(10.0,))
+    assert brief.log_ratio == pytest.approx(math.log(3))
+    assert weighted_round([whole, brief]) == pytest.approx(math.log(3))
+    uneven = replace(whole, incumbent_ms=(10.0, 40.0))
+    assert uneven.incumbent_step_ms == pytest.approx(20.0)

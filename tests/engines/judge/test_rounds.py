@@ -1,0 +1,100 @@
+"""Which rows have how many windows a round, and that a block is what its windows were."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from functools import partial
+
+import numpy as np
+import pytest
+
+from engines.judge.inputs import RandomTokens, drawer, window_tokens
+from engines.judge.rounds import Evidence, Plan, Rounds
+from engines.judge.windows import Window
+from engines.program import KvPlan
+from engines.stable import brief_rows
+from hotpass.records.measurement import Side
+from hotpass.records.shapes import Phase, ShapeRow
+
+
+def row(phase: Phase, query: int, share: float) -> ShapeRow:
+    return ShapeRow(
+        phase=phase,
+        num_seqs=1,
+        query_tokens=query,
+        context_mean=8,
+        context_max=8,
+        steps_share=share,
+        tokens_share=share,
+    )
+
+
+KV = KvPlan(
+    rows=(row(Phase.DECODE, 1, 0.99), row(Phase.PREFILL, 6, 0.01)),
+    steps_per_window=(2, 1),
+    serving_slots=0,
+    serving_context=0,
+)
+STEP_SECONDS = {Side.INCUMBENT: 0.002, Side.CANDIDATE: 0.001}
+
+
+class ScriptedPair:
+    """Each side takes its own time; what ran is noted in order."""
+
+    keeps_both = True
+
+    def __init__(self) -> None:
+        self.ran: list[tuple[int, Side]] = []
+
+    def window(self, side: Side, cut: int, row: int, tokens: np.ndarray, deadline: float) -> Window:
+        self.ran.append((row, side))
+        seconds = STEP_SECONDS[side] * len(tokens)
+        logits = np.ones((len(tokens), 1, 4), np.float32)
+        return Window(seconds=seconds, child_seconds=seconds, logits=logits, activation={})
+
+
+def rounds(pair: ScriptedPair, evidence: Evidence, brief: frozenset[int]) -> Rounds:
+    source = RandomTokens(100, 1)
+    rng = random.Random(3)
+    places = [(0, 0), (0, 1)]
+    plan = Plan(
+        kv=KV,
+        depths={0: 2},
+        places=places,
+        drawers={place: drawer((), partial(window_tokens, source, KV, place[1]), rng) for place in places},
+        noise_abs=0.0,
+        incumbent_is_loaded=True,
+        brief_rows=brief,
+    )
+    return Rounds(pair, plan, evidence, rng)  # type: ignore[arg-type]
+
+
+def test_a_brief_row_has_a_window_a_side_and_its_block_says_so() -> None:
+    pair, evidence = ScriptedPair(), Evidence()
+    measured = rounds(pair, evidence, frozenset({1}))
+    ratios = [measured.round(index, 1e18) for index in range(12)]
+    assert ratios == pytest.approx([np.log(2.0)] * 12)
+    orders = {
+        index: Counter(block.order for block in evidence.blocks if block.row == KV.rows[index]) for index in (0, 1)
+    }
+    assert set(orders[0]) == {"ABBA", "BAAB"}
+    assert set(orders[1]) == {"AB", "BA"}
+    assert Counter(pair.ran) == {
+        (0, Side.INCUMBENT): 24,
+        (0, Side.CANDIDATE): 24,
+        (1, Side.INCUMBENT): 12,
+        (1, Side.CANDIDATE): 12,
+    }
+    for block in evidence.blocks:
+        assert len(block.incumbent_ms) == block.order.count("A")
+        assert len(block.candidate_ms) == block.order.count("B")
+        assert block.log_ratio == pytest.approx(np.log(2.0))
+
+
+def test_windows_go_where_the_noise_is() -> None:
+    """A chunk of 600 ms in one step of a hundred decides little of three decode rows of 60 ms; one in three decides most."""
+    steps = [2, 2, 2, 1]
+    assert brief_rows([0.33, 0.33, 0.33, 0.01], [0.06, 0.06, 0.06, 0.6], steps) == {3}
+    assert brief_rows([0.2, 0.2, 0.2, 0.4], [0.06, 0.06, 0.06, 0.6], steps) == frozenset()
+    assert brief_rows([0.5, 0.5], [0.06, 0.05], [2, 2]) == frozenset()
