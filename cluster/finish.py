@@ -8,10 +8,12 @@ the result says so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.plan import HOPELESS
 from cluster.session import Session
 from cluster.state import AttemptRow, BaselineRow, CampaignState
 from hotpass.decode import json_safe
@@ -23,6 +25,7 @@ from verification.gates import first_gates, passed
 
 RESULT_SCHEMA = 1
 LOADED = "as loaded"
+GIVEN_UP = math.exp(-HOPELESS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,14 +63,17 @@ def choose_finalists(state: CampaignState, limit: int) -> list[str]:
 
 
 def measure_finalists(session: Session) -> Finalist | None:
-    """Measure the finalists cold until the budget is spent (the first always), and record the winner. None: nobody won."""
+    """Measure the finalists cold until the budget is spent (the first always), and record the winner. None: nobody won.
+
+    One that was slower beside a better finalist is measured only while none that passes is known."""
     plan, journal = session.plan, session.journal
     ids = choose_finalists(session.state, plan.pace.num_finalists)
     journal.decide("finalists", candidates=ids)
     measured: list[Finalist] = []
     for index, candidate_id in enumerate(ids):
-        if index and any(f.may_win for f in measured) and journal.clock.seconds() > plan.spec.budget_seconds:
-            break
+        spent = journal.clock.seconds() > plan.spec.budget_seconds
+        if any(f.may_win for f in measured) and (spent or is_beaten(session.state, candidate_id, ids[:index])):
+            continue
         measured.append(measure_cold(session, session.candidates[candidate_id], AS_LOADED))
     best = best_of([finalist for finalist in measured if finalist.may_win])
     shown = best or (measured[0] if measured else None)
@@ -82,6 +88,16 @@ def measure_finalists(session: Session) -> Finalist | None:
         )
     journal.settle()
     return best
+
+
+def is_beaten(state: CampaignState, candidate_id: str, by: Sequence[str]) -> bool:
+    """Whether one of these was the incumbent that it was slower beside, or given up beside: cold it would only lose again."""
+    return any(
+        row.attempt.incumbent_id in by
+        and row.attempt.speedup is not None
+        and (row.attempt.verdict is Verdict.SLOWER or row.attempt.speedup.value < GIVEN_UP)
+        for row in state.attempts_of(candidate_id)
+    )
 
 
 def measure_cold(session: Session, candidate: Candidate, incumbent: Candidate) -> Finalist:

@@ -43,7 +43,7 @@ from verification.numerics import Band, calibrate, reference_checks, summary
 from verification.policy import Policy
 from verification.verdict import judge
 
-BASELINE_SHARE = 0.15
+BASELINE_SHARE = 0.1
 """Of the budget: no further baseline is begun beyond it."""
 
 OWN_MULTIPLE = 2.5
