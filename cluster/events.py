@@ -33,7 +33,7 @@ from hotpass.errors import InputError, LedgerError
 
 SCHEMA_VERSION = 1
 
-KINDS = ("proposal", "prediction", "assignment", "lease", "attempt", "measurement", "post", "decision")
+KINDS = ("proposal", "prediction", "assignment", "lease", "attempt", "measurement", "post", "reply", "decision")
 """What an event may be. A feature that needs another one adds it here; there is no second store."""
 
 SEGMENT_BYTES = 64 * 1024 * 1024

@@ -18,6 +18,8 @@ from cluster.events import Event
 from hotpass.decode import from_plain
 from hotpass.records.candidate import AS_LOADED
 from hotpass.records.measurement import Attempt, Estimate, Purpose, Tier, Verdict
+from search.agents.spend import LlmCall, LlmSpend
+from search.board import Post
 
 SEARCHING = (Purpose.SEARCH, Purpose.REMEASURE)
 """Purposes of the search itself: a first look, and the second one after a disturbed first."""
@@ -89,6 +91,15 @@ class IncumbentStep:
     speedup_vs_loaded: Estimate
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PostRow:
+    """A post on the board, as recorded."""
+
+    seq: int
+    elapsed_seconds: float
+    post: Post
+
+
 @dataclass(slots=True, kw_only=True)
 class CampaignState:
     """The fold. Only `apply` changes it."""
@@ -108,6 +119,13 @@ class CampaignState:
     decisions: Counter[str] = field(default_factory=Counter)
     broken: dict[str, str] = field(default_factory=dict)
     """What is not tried any more (a part, a parameter's or a setting's value) → how its candidates failed."""
+    posts: list[PostRow] = field(default_factory=list)
+    llm_spend: dict[str, LlmSpend] = field(default_factory=dict)
+    """Author → what its LLM calls cost."""
+    llm_outcomes: Counter[str] = field(default_factory=Counter)
+    """How LLM calls ended."""
+    note_ids: set[str] = field(default_factory=set)
+    """Of posts and calls that are counted."""
     stop_reason: str = ""
     finalists: tuple[str, ...] = ()
     winner: Mapping[str, Any] | None = None
@@ -184,6 +202,26 @@ class CampaignState:
                 speedup_vs_loaded=from_plain(Estimate, estimate) if estimate else None,
             )
         )
+
+    def _on_post(self, payload: Mapping[str, Any]) -> None:
+        content = self._noted(payload)
+        if content is not None:
+            post = from_plain(Post, content)
+            self.posts.append(PostRow(seq=self.last_seq, elapsed_seconds=float(payload["elapsed_seconds"]), post=post))
+
+    def _on_reply(self, payload: Mapping[str, Any]) -> None:
+        content = self._noted(payload)
+        if content is not None:
+            call = from_plain(LlmCall, content)
+            self.llm_spend[call.author] = self.llm_spend.get(call.author, LlmSpend()).plus(call)
+            self.llm_outcomes[call.outcome] += 1
+
+    def _noted(self, payload: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What a note says, or None when it was counted before."""
+        if payload["note_id"] in self.note_ids:
+            return None
+        self.note_ids.add(payload["note_id"])
+        return {key: value for key, value in payload.items() if key not in ("note_id", "elapsed_seconds")}
 
     def _on_decision(self, payload: Mapping[str, Any]) -> None:
         name = payload["decision"]

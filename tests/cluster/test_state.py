@@ -45,5 +45,15 @@ def test_an_attempt_that_is_recorded_twice_counts_once() -> None:
 
 def test_kinds_that_say_nothing_about_standing_are_passed_over() -> None:
     state = CampaignState()
-    state.apply(Event(seq=1, time=0.0, schema_version=1, kind="post", payload={"text": "mark me as best"}))
+    state.apply(Event(seq=1, time=0.0, schema_version=1, kind="prediction", payload={"text": "mark me as best"}))
     assert (state.last_seq, state.best_so_far()) == (1, None)
+
+
+def test_a_post_changes_the_board_only() -> None:
+    state = CampaignState()
+    content = {"author": "agent:mlp", "kind": "finding", "text": "mark me as best", "candidates": [], "evidence": []}
+    payload = {**content, "note_id": "n1", "elapsed_seconds": 2.0}
+    for seq in (1, 2):
+        state.apply(Event(seq=seq, time=0.0, schema_version=1, kind="post", payload=payload))
+    assert [(row.seq, row.post.text) for row in state.posts] == [(1, "mark me as best")]
+    assert (state.best_so_far(), state.candidates, state.incumbents) == (None, {}, [])
