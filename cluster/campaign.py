@@ -12,6 +12,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +36,9 @@ from cluster.state import SEARCHING, CampaignState, fold
 from cluster.store import save_candidate
 from hotpass.errors import HotpassError
 from hotpass.records.candidate import AS_LOADED, Numerics, PartSource, Proposal
+from hotpass.records.measurement import Failure
 from search.catalogue import load_catalogue
+from search.proposers import needs_building
 
 RESULT_FILE = "result.json"
 
@@ -134,8 +137,22 @@ def opened_session(running: Running, journal: Journal) -> Iterator[tuple[Session
         )
         session.candidates |= all_candidates(folder)
         running.view.changed(journal.state)
-        session.start()
+        session.start(build_while_loading(plan, machines, running.catalogue))
         yield session, machines
+
+
+def build_while_loading(
+    plan: Plan, machines: Machines, catalogue: Callable[[str], Sequence[PartSource]]
+) -> list[Future[Failure | None]]:
+    """The engines' load leaves a builder time for what will be tried first."""
+    deployment = plan.deployment
+    wanted = needs_building(
+        catalogue(deployment.hardware.device),
+        deployment,
+        allowed=Numerics(plan.spec.numerics),
+        compiler=machines.compiler,
+    )
+    return [machines.builder.submit(candidate) for candidate in wanted]
 
 
 def _run(session: Session, machines: Machines, running: Running) -> dict[str, Any]:

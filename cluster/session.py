@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, fields, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from actors.engine import Measured
 from cluster.journal import Journal
@@ -101,13 +101,16 @@ class Session:
         self.results: dict[int, MeasureResult] = {}
         """Results of cold assignments, which the gates look at whole."""
 
-    def start(self) -> None:
-        """Load every engine, then measure as loaded against itself (A/A), which also calibrates what a correct output is."""
+    def start(self, building: Sequence[Future[Any]] = ()) -> None:
+        """Load every engine, then measure as loaded against itself (A/A), which also calibrates what a correct output is.
+
+        `building`: what builders were asked for before; they are waited for, since nothing is measured beside a compiler."""
         phases = {}
         for engine in self.engines:
             self.view.activity(engine.name, "loading the model")
             phases[engine.name] = dict(engine.load(self.plan.deployment, Tier.FAST))
             self.view.activity(engine.name, "")
+        self._await(building)
         self.slot_table = self.engines[0].slots()
         self.journal.decide(
             "start",
@@ -118,6 +121,13 @@ class Session:
             session=self.state.decisions["start"] + 1,
         )
         self._calibrate()
+
+    def _await(self, building: Sequence[Future[Any]]) -> None:
+        """A candidate that cannot be built is told so when it is proposed."""
+        if any(not future.done() for future in building):
+            self.view.activity("builder", "compiling what will be tried first")
+        wait(building)
+        self.view.activity("builder", "")
 
     def _calibrate(self) -> None:
         """A/A once per session, since engines are new and so is their noise; with it, what a correct output may differ by."""

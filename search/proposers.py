@@ -6,16 +6,22 @@ and the policy decides whose turn it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
 from hotpass.canonical import canonical_json
-from hotpass.records.candidate import Candidate, PartSource
+from hotpass.parts import declaration
+from hotpass.records.candidate import Candidate, Numerics, PartSource
+from hotpass.records.deployment import Deployment
 from hotpass.records.measurement import Tier
+from search.catalogue import applicable
 from search.options import REFERENCE, SERVING_SETTINGS, Dial, Option
 from search.space import Choices, Space, answers
+
+WHOLE_MODEL = "model"
+"""The slot of the whole forward."""
 
 
 class Proposer(StrEnum):
@@ -73,6 +79,27 @@ def screening(space: Space, within: Candidate) -> list[Step]:
         for option in space.options
     ]
     return _admitted(space, [*steps, *_setting_steps(space, within, space.dials)])
+
+
+def needs_building(
+    parts: Sequence[PartSource], deployment: Deployment, *, allowed: Numerics, compiler: bool
+) -> list[Candidate]:
+    """What screening will ask for first, as far as that is known before an engine has said what slots it has: each applicable
+    part of the whole model with sources to compile, alone and with its defaults."""
+    found = []
+    for source in parts:
+        declared = declaration(source)
+        if (
+            declared.claims != (WHOLE_MODEL,)
+            or not declared.native
+            or applicable(source, deployment, compiler=compiler)
+        ):
+            continue
+        use = declared.bind(source)
+        numerics = declared.numerics_of(use.params, deployment.model.dtype)
+        if numerics.rank <= allowed.rank:
+            found.append(Candidate(parts=(use,), numerics=numerics))
+    return found
 
 
 def neighbours(space: Space, within: Candidate) -> list[Step]:
