@@ -16,12 +16,13 @@ from engines.wire import channel_pair
 class Launched:
     """A process that runs `python -m MODULE FD`, and the channel to it."""
 
-    def __init__(self, module: str, environment: dict[str, str], *, limit: int) -> None:
+    def __init__(self, module: str, environment: dict[str, str], *, limit: int, python: str = "") -> None:
+        """`python`: an interpreter of another environment; this one's by default."""
         self.channel, theirs = channel_pair(parent_limit=limit, parent_accepts_fds=True, child_limit=1 << 28)
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (read when the process has died)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno())],
+                [python or sys.executable, "-m", module, str(theirs.fileno())],
                 env=environment,
                 cwd="/",
                 stdin=subprocess.DEVNULL,

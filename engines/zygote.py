@@ -73,8 +73,9 @@ class Forked:
 class Zygote:
     """The judge's handle of a zygote process."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
-        self._launched = Launched("engines.zygote", environment, limit=REPLY_LIMIT)
+    def __init__(self, environment: dict[str, str], python: str = "") -> None:
+        """`python`: an interpreter of another environment, for children that need its libraries."""
+        self._launched = Launched("engines.zygote", environment, limit=REPLY_LIMIT, python=python)
         self._ended: dict[int, int] = {}
         self.pid = self._launched.pid
 
