@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hotpass.records.candidate import AS_LOADED, Candidate, Numerics
-from hotpass.records.measurement import Attempt, MeasuredBlock, MeasureResult, Purpose, Tier, Verdict
+from hotpass.records.measurement import Attempt, FailureKind, MeasuredBlock, MeasureResult, Purpose, Tier, Verdict
 from hotpass.records.shapes import ShapeTable
 from hotpass.stats import SequentialTest, speedup_of_replays
 from verification.handover import wrong_for_others
@@ -53,6 +53,8 @@ def judge(
 def _failed(result: MeasureResult) -> tuple[Verdict, str] | None:
     if result.failure is None:
         return None
+    if result.failure.kind is FailureKind.DISTURBED:
+        return Verdict.INVALID, f"{DISTURBED}: {result.failure.message}"
     return Verdict.FAILED, f"{result.failure.kind}: {result.failure.message}"
 
 

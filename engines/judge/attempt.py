@@ -14,11 +14,12 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engines.client import Child
 from engines.judge.checks import merged
 from engines.judge.clean import changed_while_installed, differences, weights_moved
+from engines.judge.disturbance import behind_a_timeout, waited_for
 from engines.judge.inputs import InputSet, seed_of, window_tokens
 from engines.judge.install import Installer
 from engines.judge.pairing import Alternating, Pair, SideBySide, TwoProcesses
@@ -199,7 +200,7 @@ class Judge:
                 self._measure_pair(attempt, pair, places, requests)
                 attempt.disturbed = self._disturbance(attempt, a, b)
             except CandidateFailed as error:
-                attempt.failure = error.failure
+                attempt.failure = self._cause(attempt, error.failure)
 
     def _a_against_a(self, attempt: Attempt, pair: TwoProcesses, places: Sequence[Place]) -> None:
         """Both children as loaded: the noise floor of two processes, and the incumbent's time beside one that does nothing."""
@@ -223,8 +224,12 @@ class Judge:
         try:
             self._installed_and_measured(attempt, pair_child, requests)
         except CandidateFailed as error:
-            attempt.failure = error.failure
+            attempt.failure = self._cause(attempt, error.failure)
         self._restore(attempt, pair_child)
+
+    def _cause(self, attempt: Attempt, failure: Failure) -> Failure:
+        lost = attempt.evidence.incumbent_lost_seconds
+        return behind_a_timeout(failure, lost, time.monotonic() - attempt.started)
 
     def _installed_and_measured(
         self, attempt: Attempt, pair_child: PairChild, requests: Sequence[ReplayRequest]
@@ -271,7 +276,8 @@ class Judge:
         source = self._stable.recipe.sources(assignment.seed, assignment.purpose is Purpose.COLD)
         loaded = assignment.incumbent == AS_LOADED
         rng = self._rng(attempt, "pool")
-        return self._stable.plan(places, source, rng, pool=attempt.pool, incumbent_is_loaded=loaded)
+        plan = self._stable.plan(places, source, rng, pool=attempt.pool, incumbent_is_loaded=loaded)
+        return replace(plan, alone_seconds=attempt.alone)
 
     def _replay_rounds(self, attempt: Attempt, pair: Pair, requests: Sequence[ReplayRequest]) -> None:
         """ABBA of replays of the same requests until the test stops or another block would pass the deadline."""
@@ -305,7 +311,15 @@ class Judge:
         for letter in order:
             side = Side.INCUMBENT if letter == "A" else Side.CANDIDATE
             child, name = pair.place(side)
-            replay = run_replay(child, name, requests, self._concurrency, attempt.deadline)
+            start = time.monotonic()
+            try:
+                replay = run_replay(child, name, requests, self._concurrency, attempt.deadline)
+            except CandidateFailed as error:
+                if side is Side.CANDIDATE or not attempt.alone:
+                    raise
+                raise waited_for(
+                    error, "a replay", time.monotonic() - start, self._alone_replay(attempt, requests)
+                ) from None
             taken[side].append(replay)
             if side is Side.CANDIDATE:
                 attempt.evidence.activation.update(replay.activation)
@@ -314,6 +328,12 @@ class Judge:
         return MeasuredReplay(
             round_index=index, order=order, incumbent=(a[0].stats, a[1].stats), candidate=(b[0].stats, b[1].stats)
         )
+
+    def _alone_replay(self, attempt: Attempt, requests: Sequence[ReplayRequest]) -> float:
+        """Seconds that a replay of the incumbent beside itself would take, by its windows."""
+        shares = {place: self._stable.recipe.rows[place[1]].steps_share for place in attempt.alone}
+        step = sum(share * attempt.alone[place] for place, share in shares.items()) / sum(shares.values())
+        return sum(item.output_tokens for item in requests) / self._tokens_per_step * step
 
     def _chosen(self, assignment: Assignment, requests: Sequence[ReplayRequest]) -> Sequence[ReplayRequest]:
         if assignment.replay_requests:

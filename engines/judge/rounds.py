@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engines.judge.checks import check_outputs
+from engines.judge.disturbance import patience_seconds, waited_for
 from engines.judge.inputs import Drawer, InputSet
 from engines.judge.pairing import Pair
 from engines.judge.windows import Window, answer_from_kv
-from engines.program import KvPlan
+from engines.program import CandidateFailed, KvPlan
 from hotpass.records.measurement import MeasuredBlock, OutputCheck, Side, Stopping
 from hotpass.stats import SequentialTest, weighted_round
 
@@ -43,6 +44,8 @@ class Evidence:
     activation: Counter[str] = field(default_factory=Counter)
     incumbent_seconds: dict[Place, list[float]] = field(default_factory=dict)
     """Time of a step of the incumbent in each of its windows."""
+    incumbent_lost_seconds: float = 0.0
+    """By how much its windows were longer beside the candidate than beside itself, together."""
     incumbent_changed: list[str] = field(default_factory=list)
     """Rows on which the deployment as loaded, as the incumbent, no longer answered as at birth."""
 
@@ -61,6 +64,8 @@ class Plan:
     """True when the incumbent is the deployment as loaded, whose answers to pool sets are known bit for bit."""
     brief_rows: Collection[int] = ()
     """Rows that have a window a side and round instead of two."""
+    alone_seconds: Mapping[Place, float] = field(default_factory=dict)
+    """A step of the incumbent beside itself; its windows are waited for until the deadline where that is not known."""
 
 
 ROOM = 2.5
@@ -137,7 +142,8 @@ class Rounds:
         cut, row = place
         drawer = self._plan.drawers[place]
         inputs = drawer.for_candidate() if side is Side.CANDIDATE else drawer.for_incumbent()
-        window = self._pair.window(side, cut, row, inputs.tokens, deadline)
+        run = self._pair.window if side is Side.CANDIDATE else self._incumbents_window
+        window = run(side, cut, row, inputs.tokens, deadline)
         if side is Side.CANDIDATE:
             self._evidence.activation.update(window.activation)
             self._check_candidate(row, inputs, window.logits)
@@ -146,6 +152,20 @@ class Rounds:
             drawer.answered.append(inputs)
         else:
             self._check_incumbent(row, inputs, window.logits)
+        return window
+
+    def _incumbents_window(self, side: Side, cut: int, row: int, tokens: np.ndarray, deadline: float) -> Window:
+        """A candidate that starves the incumbent is stopped here, and not by the deadline."""
+        alone = self._plan.alone_seconds.get((cut, row), 0.0) * len(tokens)
+        if not alone:
+            return self._pair.window(side, cut, row, tokens, deadline)
+        start = time.monotonic()
+        try:
+            window = self._pair.window(side, cut, row, tokens, min(deadline, start + patience_seconds(alone)))
+        except CandidateFailed as error:
+            what = f"a window of {self._plan.kv.rows[row].key}"
+            raise waited_for(error, what, time.monotonic() - start, alone) from None
+        self._evidence.incumbent_lost_seconds += window.seconds - alone
         return window
 
     def _check_kv(self, place: Place, deadline: float) -> None:

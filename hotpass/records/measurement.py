@@ -96,6 +96,8 @@ class FailureKind(StrEnum):
     MEMORY = "memory"
     PROTOCOL = "protocol"
     """The child answered something that is not an answer (wrong shape, wrong epoch, a tensor subclass)."""
+    DISTURBED = "disturbed"
+    """The incumbent did not come to its end beside the candidate: no failure of the candidate's own run, and no measurement."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -117,7 +117,7 @@ def assignment(deployment: Deployment, part: Candidate, **changes: object) -> As
         "purpose": Purpose.SEARCH,
         "rows": deployment.shapes.rows,
         "seed": 7,
-        "deadline_seconds": 20.0,
+        "deadline_seconds": 60.0,
         "stopping": QUICK,
     }
     return Assignment(**{**given, **changes})  # type: ignore[arg-type]

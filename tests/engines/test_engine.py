@@ -171,7 +171,7 @@ def test_the_slow_tier_replays(toy: DecoderEngine, deployment: Deployment) -> No
 
 def test_a_deadline_ends_the_rounds_with_what_there_is(toy: DecoderEngine, deployment: Deployment) -> None:
     endless = Stopping(min_rounds=3, max_rounds=100_000, half_width=1e-9, equal_margin=1e-9, alpha=1e-9)
-    result = toy.measure(assignment(deployment, HONEST, deadline_seconds=1.5, stopping=endless))
+    result = toy.measure(assignment(deployment, HONEST, deadline_seconds=3.0, stopping=endless))
     assert result.failure is None
     assert len(result.blocks) > 3
 

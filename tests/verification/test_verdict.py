@@ -49,6 +49,11 @@ def test_slower_and_equal() -> None:
     ("changes", "verdict", "reason"),
     [
         ({"failure": Failure(kind=FailureKind.CRASH, message="SIGSEGV")}, Verdict.FAILED, "SIGSEGV"),
+        (
+            {"failure": Failure(kind=FailureKind.DISTURBED, message="a window had not ended")},
+            Verdict.INVALID,
+            "incumbent disturbed: a window had not ended",
+        ),
         ({"checks": ()}, Verdict.INVALID, "no output"),
         ({"checks": (check(positions=2, argmax_clear=2, argmax_clear_agree=2),)}, Verdict.INVALID, "2 rows"),
         ({"checks": (check(max_abs=0.5),)}, Verdict.INCORRECT, "differ by 0.5"),
