@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from cluster.plan import Plan
-from cluster.state import SEARCHING, AttemptRow, CampaignState
+from cluster.state import AttemptRow, CampaignState
 from hotpass.records.candidate import AS_LOADED
-from hotpass.records.measurement import Tier, Verdict
+from hotpass.records.measurement import Verdict
 from search.budget import Budget, Spent, reason_to_stop
 from verification.verdict import DISTURBED
 
@@ -52,15 +52,7 @@ def serving_is_due(state: CampaignState, plan: Plan, *, nothing_else: bool) -> b
     """
     if not state.incumbents or (plan.deployment.concurrency == 1 and plan.spec.budget_seconds < SERVING_ALONE_SECONDS):
         return False
-    since = state.incumbents[-1].elapsed_seconds
-    replays = [row.elapsed_seconds for row in state.attempts if row.attempt.tier is Tier.SLOW]
-    since = max([since, *replays])
-    stood = [
-        row
-        for row in state.attempts
-        if row.elapsed_seconds > since and row.attempt.tier is Tier.FAST and row.attempt.purpose in SEARCHING
-    ]
-    return nothing_else or len(stood) >= SERVING_EVERY
+    return nothing_else or state.tally.fast_since_serving >= SERVING_EVERY
 
 
 def becomes_incumbent(state: CampaignState, row: AttemptRow) -> bool:
@@ -93,13 +85,11 @@ def stop_reason(state: CampaignState, plan: Plan, clock_seconds: float) -> str:
 def spent(state: CampaignState, clock_seconds: float) -> Spent:
     """What the search has used and reached, over all sessions."""
     since = state.incumbents[-1].elapsed_seconds if state.incumbents else 0.0
-    searched = [row for row in state.attempts if row.attempt.purpose in SEARCHING]
-    idle = [row for row in searched if row.elapsed_seconds > since and row.attempt.tier is Tier.FAST]
     return Spent(
         wall_seconds=clock_seconds,
-        engine_seconds=sum(row.attempt.seconds for row in searched),
-        attempts=len(searched),
+        engine_seconds=state.tally.engine_seconds,
+        attempts=state.tally.searched,
         speedup_low=state.lead.low,
-        idle_attempts=len(idle),
+        idle_attempts=state.tally.fast_since_incumbent,
         idle_seconds=clock_seconds - since,
     )

@@ -24,6 +24,9 @@ from search.board import Post
 SEARCHING = (Purpose.SEARCH, Purpose.REMEASURE)
 """Purposes of the search itself: a first look, and the second one after a disturbed first."""
 
+KEPT_RESULTS = (Purpose.AA, Purpose.COLD)
+"""Purposes whose measurement summaries are kept; those of the search are read from the log."""
+
 UNITY = Estimate(value=1.0, low=1.0, high=1.0)
 """As loaded over as loaded."""
 
@@ -101,6 +104,49 @@ class PostRow:
 
 
 @dataclass(slots=True, kw_only=True)
+class Tally:
+    """Counts over attempts, kept up to date by `add`."""
+
+    judged: set[int] = field(default_factory=set)
+    """Assignments that have an attempt."""
+    attempts: int = 0
+    """All but A/A."""
+    searched: int = 0
+    """Of the search itself."""
+    engine_seconds: float = 0.0
+    """Of those."""
+    own_seconds: float = 0.0
+    """Of the latest A/A; 0 before one."""
+    fast_since_incumbent: int = 0
+    """Fast attempts of the search since the incumbent changed (or the search began)."""
+    fast_since_serving: int = 0
+    """The same since that or since the last replay."""
+    rejected: Counter[str] = field(default_factory=Counter)
+    """By verdict, those that are not faster."""
+    fastest: AttemptRow | None = None
+    """The one with the largest speedup over as loaded among those that were faster."""
+
+    def add(self, row: AttemptRow) -> None:
+        attempt = row.attempt
+        self.judged.add(row.assignment)
+        if attempt.purpose is Purpose.AA:
+            self.own_seconds = attempt.seconds
+            return
+        self.attempts += 1
+        if attempt.tier is Tier.SLOW:
+            self.fast_since_serving = 0
+        if attempt.purpose in SEARCHING:
+            self.searched += 1
+            self.engine_seconds += attempt.seconds
+            self.fast_since_incumbent += attempt.tier is Tier.FAST
+            self.fast_since_serving += attempt.tier is Tier.FAST
+        if attempt.verdict is not Verdict.FASTER:
+            self.rejected[attempt.verdict.value] += 1
+        elif self.fastest is None or _value_vs_loaded(row) > _value_vs_loaded(self.fastest):
+            self.fastest = row
+
+
+@dataclass(slots=True, kw_only=True)
 class CampaignState:
     """The fold. Only `apply` changes it."""
 
@@ -112,10 +158,14 @@ class CampaignState:
     """Assignments without an attempt yet, by number."""
     num_assignments: int = 0
     attempts: list[AttemptRow] = field(default_factory=list)
+    by_candidate: dict[str, list[AttemptRow]] = field(default_factory=dict)
+    """The same attempts by candidate id, in order."""
+    tally: Tally = field(default_factory=lambda: Tally())
+    """Counts over the attempts, so that no turn of a long search goes through all of them."""
     baselines: list[BaselineRow] = field(default_factory=list)
     incumbents: list[IncumbentStep] = field(default_factory=list)
     results: dict[int, Mapping[str, Any]] = field(default_factory=dict)
-    """The latest measurement summary of each assignment, by number (without blocks)."""
+    """Measurement summaries (without blocks) of A/A and cold assignments by number: what later readers ask for."""
     decisions: Counter[str] = field(default_factory=Counter)
     broken: dict[str, str] = field(default_factory=dict)
     """What is not tried any more (a part, a parameter's or a setting's value) → how its candidates failed."""
@@ -184,24 +234,27 @@ class CampaignState:
                 )
             )
         else:
-            summary = {key: value for key, value in payload["result"].items() if key not in ("blocks", "replays")}
-            self.results[int(payload["assignment"])] = summary
+            number = int(payload["assignment"])
+            order = self.open_orders.get(number)
+            if order is None or order.purpose in KEPT_RESULTS:
+                self.results[number] = {k: v for k, v in payload["result"].items() if k not in ("blocks", "replays")}
 
     def _on_attempt(self, payload: Mapping[str, Any]) -> None:
         number = int(payload["assignment"])
         self.open_orders.pop(number, None)
-        if any(row.assignment == number for row in self.attempts):
+        if number in self.tally.judged:
             return
         estimate = payload["speedup_vs_loaded"]
-        self.attempts.append(
-            AttemptRow(
-                seq=self.last_seq,
-                assignment=number,
-                elapsed_seconds=float(payload["elapsed_seconds"]),
-                attempt=from_plain(Attempt, payload["attempt"]),
-                speedup_vs_loaded=from_plain(Estimate, estimate) if estimate else None,
-            )
+        row = AttemptRow(
+            seq=self.last_seq,
+            assignment=number,
+            elapsed_seconds=float(payload["elapsed_seconds"]),
+            attempt=from_plain(Attempt, payload["attempt"]),
+            speedup_vs_loaded=from_plain(Estimate, estimate) if estimate else None,
         )
+        self.attempts.append(row)
+        self.by_candidate.setdefault(row.attempt.candidate_id, []).append(row)
+        self.tally.add(row)
 
     def _on_post(self, payload: Mapping[str, Any]) -> None:
         content = self._noted(payload)
@@ -235,6 +288,7 @@ class CampaignState:
                 speedup_vs_loaded=from_plain(Estimate, payload["speedup_vs_loaded"]),
             )
             self.incumbents.append(step)
+            self.tally.fast_since_incumbent = self.tally.fast_since_serving = 0
         elif name == "broken":
             self.broken[payload["what"]] = payload["reason"]
         elif name == "stop":
@@ -282,7 +336,7 @@ class CampaignState:
         return [row for row in self.attempts if row.attempt.purpose is not Purpose.AA]
 
     def attempts_of(self, candidate_id: str) -> list[AttemptRow]:
-        return [row for row in self.attempts if row.attempt.candidate_id == candidate_id]
+        return self.by_candidate.get(candidate_id, [])
 
     def best_so_far(self) -> AttemptRow | None:
         """The attempt of the candidate that leads: the winner's cold one, else the incumbent's, else the fastest found."""
@@ -290,17 +344,14 @@ class CampaignState:
             cold = [r for r in self.attempts_of(self.winner["candidate_id"]) if r.attempt.purpose is Purpose.COLD]
             if cold:
                 return cold[-1]
-        found = [row for row in self.search_attempts() if row.attempt.verdict is Verdict.FASTER]
-        return max(found, key=_value_vs_loaded, default=None)
+        return self.tally.fastest
 
     def rejected(self) -> Counter[str]:
         """Attempts by verdict that cannot be used: incorrect, invalid, failed, slower, inconclusive."""
-        return Counter(
-            row.attempt.verdict.value for row in self.search_attempts() if row.attempt.verdict is not Verdict.FASTER
-        )
+        return +self.tally.rejected
 
     def attempts_per_hour(self) -> float:
-        return len(self.search_attempts()) / self.elapsed_seconds * 3600 if self.elapsed_seconds else 0.0
+        return self.tally.attempts / self.elapsed_seconds * 3600 if self.elapsed_seconds else 0.0
 
 
 def fold(events: Iterable[Event]) -> CampaignState:
