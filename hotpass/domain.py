@@ -1,6 +1,6 @@
 """Domains of parts: on which steps a part serves. A small expression language, evaluated without `eval`.
 
-Names: `phase` ('prefill', 'decode', 'mixed'), `num_seqs`, `query_tokens`, `context` (the longest), `ranks`.
+Names: `phase` ('prefill', 'decode', 'mixed'; 'forward' of a module), `num_seqs`, `query_tokens`, `context` (the longest), `ranks`.
 Operators: and, or, not, comparisons (chained too), `in` over literal lists, + - * // %.
 """
 

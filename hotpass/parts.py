@@ -36,11 +36,11 @@ class PartDeclaration:
     engine: str
     """`decoder`, `module` or `vllm`."""
     claims: tuple[str, ...]
-    """Slot patterns that it replaces, subtree included."""
+    """Slot patterns that it replaces, subtree included: `*` stands for one path component, `**` for any number."""
     keeps: tuple[str, ...] = ()
     """Children of the claimed slot that stay, and that it still calls (`ctx.kept(name)`)."""
     replaces: str = ""
-    """Class that the claimed slots must stand for (`LlamaDecoderLayer`); empty for `model`."""
+    """Class that the claimed slots must stand for (`LlamaDecoderLayer`); empty for `model`. With `**` it chooses among the slots."""
     domain: str = "True"
     """Expression over phase, num_seqs, query_tokens, context, ranks; outside it the incumbent runs."""
     params: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)

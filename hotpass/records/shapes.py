@@ -7,11 +7,13 @@ from enum import StrEnum
 
 
 class Phase(StrEnum):
-    """What a step does: `prefill` reads prompts, `decode` makes one token a sequence, `mixed` does both."""
+    """What a step does: `prefill` reads prompts, `decode` makes one token a sequence, `mixed` does both; `forward` is a whole call of a
+    module, which keeps nothing from one step to the next."""
 
     PREFILL = "prefill"
     DECODE = "decode"
     MIXED = "mixed"
+    FORWARD = "forward"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,10 +33,14 @@ class ShapeRow:
     """Share of all steps that fall in this bucket; the table sums to 1."""
     tokens_share: float
     """Share of all *output* tokens made in this bucket (a prefill that ends a prompt makes one); sums to 1."""
+    name: str = ""
+    """Of the example input that a module's row stands for; empty for steps of traffic."""
 
     @property
     def key(self) -> str:
-        """As `decode n8 q8 c768`."""
+        """As `decode n8 q8 c768`, or `forward pairs n8 q1024`."""
+        if self.name:
+            return f"{self.phase} {self.name} n{self.num_seqs} q{self.query_tokens}"
         return f"{self.phase} n{self.num_seqs} q{self.query_tokens} c{self.context_mean}"
 
 
