@@ -376,6 +376,8 @@ class Attempt:
     """Gate → `pass`, `fail: …` or `not run: …`."""
     numerics_measured: Mapping[str, float] = field(default_factory=dict)
     """max_abs, rms, relative_rms, argmax_agreement, kl_mean over the checks against the reference."""
+    ratios: Mapping[str, float] = field(default_factory=dict)
+    """`ttft` and `tpot` of the incumbent over those of the candidate, point estimates; absent where not measured."""
     rounds: int = 0
     seconds: float = 0.0
     """Engine seconds that it took, reload included."""
