@@ -274,8 +274,7 @@ class Session:
 
         A deadline is for what hangs. What is merely measured slowly must not be taken for it.
         """
-        own = [row.attempt.seconds for row in self.state.attempts if row.attempt.purpose is Purpose.AA]
-        return OWN_MULTIPLE * own[-1] if own else 0.0
+        return OWN_MULTIPLE * self.state.tally.own_seconds
 
     def _begin(self) -> None:
         self._measuring += 1

@@ -3,9 +3,9 @@
     enqueue(choices) ─┐
     sampler (TPE) ────┴► ask ─► Ask(candidate, choices) ─► … measured elsewhere … ─► tell(attempt) ─► sampler
 
-The study never gives the same candidate twice: it keeps an index of candidate ids, whatever their trials are called. It has one
-objective, the log of the speedup over the deployment as loaded, chained through the incumbents that candidates were measured
-against. What is not here: whose turn it is (`cluster.loop`), when to stop (`search.budget`), and durability: a study is rebuilt from the
+The study never gives the same candidate twice: it keeps an index of candidate ids, whatever their trials are called. Its objective is
+the log of the speedup over the deployment as loaded, chained through the incumbents that candidates were measured against; a user may
+name a second one (`search.objectives`). What is not here: whose turn it is (`cluster.loop`), when to stop (`search.budget`), and durability: a study is rebuilt from the
 ledger (`seen`, `tell`), in the order of the log.
 
 Only public Optuna, the same on 4.5 and on 5.0.
@@ -18,7 +18,7 @@ import math
 import random
 import warnings
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import optuna
@@ -28,12 +28,16 @@ from optuna.trial import TrialState
 from hotpass.canonical import content_hash
 from hotpass.records.candidate import AS_LOADED, Candidate, Proposal
 from hotpass.records.measurement import Attempt, Purpose, Tier, Verdict
+from search.objectives import TOKENS_PER_S, ratio_of
 from search.policy import Breaker, breakers
 from search.proposers import Proposer, lowest_tier, on_fixed_shapes, turn_of
 from search.space import NO_CHOICES, Choices, Space, Suggest, answers, param_name
 
 MAX_CARRIED = 300
 """Trials that an extended study takes over: more make `ask` slow, and old ones say little."""
+MAX_TRIALS = 600
+"""Finished trials after which a study is renewed with its best ones, so that `ask` stays quick in a long campaign."""
+SAMPLERS = ("tpe", "random")
 MAX_ASKS = 4
 """Duplicates from the sampler in a row before chance takes over."""
 MAX_DRAWS = 200
@@ -69,13 +73,20 @@ class Study:
         name: str = "hotpass",
         previous: str = "",
         startup_trials: int = 10,
+        sampler: str = "tpe",
+        objectives: Sequence[str] = (TOKENS_PER_S,),
     ) -> None:
         """`seed` is the campaign's; the sampler's own is derived from it and the space's version, and recorded.
+
+        `sampler` is `tpe`, or `random`: untried candidates by chance, without Optuna. `objectives` are names of `search.objectives`,
+        the first of which orders candidates wherever one number is needed.
 
         `storage` is an Optuna URL for looking at the study with its own tools; None keeps it in memory. `previous` names the study
         that this one extends.
         """
         self.space = space
+        self.sampler = sampler
+        self.objectives = tuple(objectives)
         self.seed = derive_seed(seed, "study", space.version)
         self.exhausted = ""
         """Why the last `ask` had nothing left, else empty."""
@@ -88,6 +99,8 @@ class Study:
         self._on_fixed_shapes: set[str] = {on_fixed_shapes(AS_LOADED)}
         self._running: dict[str, int] = {}
         self._values: dict[str, float] = {AS_LOADED.id: 0.0}
+        self._all_values: dict[str, tuple[float, ...]] = {AS_LOADED.id: (0.0,) * len(self.objectives)}
+        self._finished = 0
         self._fast: set[str] = {AS_LOADED.id}
         self._waiting: list[tuple[Choices, Proposal]] = []
         self._attempts: deque[Attempt] = deque(maxlen=REMEMBERED)
@@ -96,14 +109,14 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            sampler = optuna.samplers.TPESampler(
+            tpe = optuna.samplers.TPESampler(
                 n_startup_trials=startup_trials,
                 multivariate=True,
                 group=False,
                 constant_liar=True,
                 seed=self.seed,
             )
-        self._study = _fresh_study(f"{name}-{space.version}", storage, sampler)
+        self._study = _fresh_study(f"{name}-{space.version}", storage, tpe, len(self.objectives))
         self._study.set_user_attr("seed", self.seed)
         self._study.set_user_attr("space_version", space.version)
         self._study.set_user_attr("previous_study", previous)
@@ -150,12 +163,31 @@ class Study:
         self._waiting.sort(key=lambda item: turn_of(item[1].proposer))  # stable: equal turns keep their order
         return True
 
-    def ask(self) -> Ask | None:
-        """A candidate that was never asked before, or None when there is none (`exhausted` says why)."""
-        while self._waiting:
-            choices, proposal = self._waiting.pop(0)
-            if not self._is_banned(choices):
-                return self._asked(proposal, choices)
+    def sources(self) -> tuple[str, ...]:
+        """Who has something to ask, in the order of `turn_of`: proposers of enqueued choices, then the sampler.
+
+        The sampler has, once it has seen enough values to go by, or when nothing else waits.
+        """
+        enqueued = tuple(dict.fromkeys(proposal.proposer for _, proposal in self._waiting))
+        may_sample = not self.exhausted and (not enqueued or len(self._values) > self._startup_trials)
+        return (*enqueued, Proposer.OPTUNA.value) if may_sample else enqueued
+
+    def ask(self, source: str = "") -> Ask | None:
+        """A candidate that was never asked before, or None when there is none (`exhausted` says why).
+
+        With a `source` of `sources()` only from there: then None says that this one has nothing any more.
+        """
+        for item in list(self._waiting):
+            choices, proposal = item
+            if source in ("", proposal.proposer):
+                self._waiting.remove(item)
+                if not self._is_banned(choices):
+                    return self._asked(proposal, choices)
+        if source not in ("", Proposer.OPTUNA):
+            return None
+        return self._sampled() if self.sampler == "tpe" else self._untried()
+
+    def _sampled(self) -> Ask | None:
         for _ in range(MAX_ASKS):
             trial = self._study.ask()
             walk = self.space.walk(_sampler_of(trial), self._base)
@@ -179,15 +211,18 @@ class Study:
         keeps the sampler away from it; an invalid attempt says nothing about the candidate, and is failed. A family of equal failures
         ends what they have in common (`broken`). Raises ValueError when the attempt's incumbent never had a value.
         """
-        value = self._value(attempt)
-        if value is not None and (attempt.tier is Tier.FAST or attempt.candidate_id not in self._fast):
-            self._values[attempt.candidate_id] = value
+        values = self._values_of(attempt)
+        value = values[0] if values else None
+        if values and (attempt.tier is Tier.FAST or attempt.candidate_id not in self._fast):
+            self._values[attempt.candidate_id] = values[0]
+            self._all_values[attempt.candidate_id] = values
             if attempt.tier is Tier.FAST:
                 self._fast.add(attempt.candidate_id)
         trial = self._running.pop(attempt.candidate_id, None)
-        if trial is not None:
-            if value is not None:
-                self._study.tell(trial, value, skip_if_finished=True)
+        if trial is not None and trial >= 0:
+            self._finished += 1
+            if values:
+                self._study.tell(trial, list(values), skip_if_finished=True)
             else:
                 at_fault = attempt.verdict in (Verdict.FAILED, Verdict.INCORRECT)
                 self._study.tell(trial, state=TrialState.PRUNED if at_fault else TrialState.FAIL, skip_if_finished=True)
@@ -200,7 +235,7 @@ class Study:
     def give_up(self, candidate_id: str) -> None:
         """The measurement of an asked candidate never came back (a dead engine, an expired lease): its trial fails, once."""
         trial = self._running.pop(candidate_id, None)
-        if trial is not None:
+        if trial is not None and trial >= 0:
             self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
 
     def learn(self, candidate: Candidate, attempt: Attempt) -> None:
@@ -224,22 +259,28 @@ class Study:
             name=self.name.rsplit("-", 1)[0],
             previous=self.name,
             startup_trials=self._startup_trials,
+            sampler=self.sampler,
+            objectives=self.objectives,
         )
+        study._base = self._base
         study._known |= self._known
         study._on_fixed_shapes |= self._on_fixed_shapes
         study._values |= self._values
+        study._all_values |= self._all_values
         study._fast |= self._fast
         study._attempts.extend(self._attempts)
         for breaker in self.broken.values():
             study._break(breaker)
         best_first = sorted(self._values.items(), key=lambda item: -item[1])
-        for candidate_id, value in best_first[:MAX_CARRIED]:
+        for candidate_id, _ in best_first[:MAX_CARRIED]:
             choices = space.choices_of(self._known[candidate_id]) if candidate_id in self._known else None
             if choices is not None:
                 params, distributions = study._asked_of(choices)
+                values = list(self._all_values[candidate_id])
                 study._study.add_trial(
-                    optuna.trial.create_trial(params=params, distributions=distributions, value=value)
+                    optuna.trial.create_trial(params=params, distributions=distributions, values=values)
                 )
+                study._finished += 1
         for _, proposal in self._waiting:
             again = space.choices_of(proposal.candidate)
             if again is not None:
@@ -250,20 +291,26 @@ class Study:
                 study._enter(choices, candidate_id)
         return study
 
-    def _value(self, attempt: Attempt) -> float | None:
+    @property
+    def is_long(self) -> bool:
+        """Whether it has so many trials that it should be renewed: `extended` over its own space."""
+        return self._finished > MAX_TRIALS
+
+    def _values_of(self, attempt: Attempt) -> tuple[float, ...]:
+        """Its value by each objective; empty unless all of them are finite."""
         if attempt.speedup is None or not attempt.verdict.is_timed:
-            return None
+            return ()
         if attempt.incumbent_id not in self._values:
             raise ValueError(
                 f"the incumbent {attempt.incumbent_id[:10]} was never measured, so nothing can be chained to it"
             )
-        base = self._values[attempt.incumbent_id]
+        base = self._all_values[attempt.incumbent_id]
         known, incumbent = self._known.get(attempt.candidate_id), self._known.get(attempt.incumbent_id)
         if known and incumbent and known.id != incumbent.id and lowest_tier(known, incumbent) is Tier.SLOW:
             return base  # on the shapes that all values are of, the two are one
-        ratio = attempt.speedup.value
-        value = math.log(ratio) + base if ratio > 0 else math.nan
-        return value if math.isfinite(value) else None
+        ratios = [ratio_of(attempt, objective) for objective in self.objectives]
+        values = tuple(math.log(r) + b if r > 0 else math.nan for r, b in zip(ratios, base, strict=True))
+        return values if all(math.isfinite(value) for value in values) else ()
 
     def _is_new(self, candidate: Candidate, choices: Choices) -> bool:
         return not self.knows(candidate) and self.space.admits(candidate) and not self._is_banned(choices)
@@ -311,7 +358,10 @@ class Study:
         return Ask(proposal=proposal, choices=choices, trial=trial)
 
     def _enter(self, choices: Choices, candidate_id: str) -> int:
-        """A running trial with exactly these choices."""
+        """A running trial with exactly these choices; without a sampler that learns there is none, and its number is -1."""
+        if self.sampler != "tpe":
+            self._running[candidate_id] = -1
+            return -1
         self._study.enqueue_trial(self._asked_of(choices)[0])
         trial = self._study.ask()
         self.space.walk(_sampler_of(trial), choices)
@@ -336,11 +386,12 @@ def _sampler_of(trial: optuna.Trial) -> Suggest:
     return lambda name, texts: str(trial.suggest_categorical(name, texts))
 
 
-def _fresh_study(name: str, storage: str | None, sampler: optuna.samplers.BaseSampler) -> optuna.Study:
+def _fresh_study(name: str, storage: str | None, sampler: optuna.samplers.BaseSampler, num_values: int) -> optuna.Study:
     """An empty study of that name. One left by an earlier session goes: the ledger is what is rebuilt from, not it."""
     if storage is not None and name in optuna.get_all_study_names(storage):
         optuna.delete_study(study_name=name, storage=storage)
-    return optuna.create_study(storage=storage, study_name=name, sampler=sampler, direction="maximize")
+    directions = ["maximize"] * num_values
+    return optuna.create_study(storage=storage, study_name=name, sampler=sampler, directions=directions)
 
 
 def derive_seed(campaign_seed: int, *path: str | int) -> int:
