@@ -126,14 +126,14 @@ class DecoderEngine:
         start = time.perf_counter()
         cuts = self._cuts(deployment, tier)
         recipe = self._recipe(deployment, cuts)
-        stable = Stable(recipe)
+        stable = self._new_stable(recipe)
         try:
             stable.load()
         except BaseException:
             stable.close()
             raise
         self._stable, self._deployment = stable, deployment
-        self._environment = environment_record(deployment.hardware.id, recipe.threads, _compiler_version())
+        self._environment = self._environment_record(recipe.threads)
         self._installer = Installer(stable, self._builder or self._default_builder(deployment, cuts))
         whole = len(cuts) - 1
         self._judge = Judge(
@@ -273,6 +273,12 @@ class DecoderEngine:
             return (whole,)
         return choose_cuts(deployment.model, deployment.hardware.last_level_cache_bytes, self._narrowest_bits)
 
+    def _environment_record(self, threads: int) -> Environment:
+        return environment_record(self._deployment.hardware.id, threads, _compiler_version())
+
+    def _new_stable(self, recipe: Recipe) -> Stable:
+        return Stable(recipe)
+
     def _recipe(self, deployment: Deployment, cuts: tuple[tuple[int, ...], ...]) -> Recipe:
         model = deployment.model
         family = json.loads((Path(model.folder) / "config.json").read_text()).get("model_type", "")
@@ -290,6 +296,7 @@ class DecoderEngine:
             rows=deployment.shapes.rows,
             serving_slots=deployment.concurrency,
             serving_context=context,
+            widths=(),
             limits=self._limits or default_limits(device),
             sources=self._sources or text_sources(model),
             seed=self._seed,

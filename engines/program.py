@@ -34,6 +34,17 @@ class KvPlan:
     """Slots for replay and generation."""
     serving_context: int
     """Longest sequence in those, prompt and output."""
+    widths: tuple[int, ...] = ()
+    """Of a module's rows: values of the answer to one item of the batch. Empty for a decoder, whose answers are logits."""
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether a step leaves something that a later one reads."""
+        return not self.widths
+
+    def width(self, row: int, vocab: int) -> int:
+        """Values of one sequence's answer on a row."""
+        return self.widths[row] if self.widths else vocab
 
     def row_slots(self, row: int) -> range:
         """Slots of a row."""

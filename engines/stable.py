@@ -50,8 +50,11 @@ BIRTH_SECONDS = 600.0
 MAX_STEPS = 64
 """Steps of a window at most."""
 
+PROMPT_PHASES = (Phase.PREFILL, Phase.MIXED)
+"""Of rows whose steps are long."""
+
 LEAST_DECODE_STEPS = 2
-"""Steps of a decode window at least: a candidate may be ten times as fast as what was calibrated on."""
+"""Steps of any other row's window at least: a candidate may be ten times as fast as what was calibrated on."""
 
 MAX_WINDOW_BYTES = 1 << 26
 """Logits of a window at most."""
@@ -78,6 +81,8 @@ class Recipe:
     rows: tuple[ShapeRow, ...]
     serving_slots: int
     serving_context: int
+    widths: tuple[int, ...]
+    """As in `KvPlan`."""
     limits: ChildLimits
     sources: SourceMaker
     seed: int
@@ -185,7 +190,8 @@ class Stable:
         """
         plan = kv if kv is not None else self.kv
         limits = replace(self.recipe.limits, memory_bytes=0, file_bytes=0) if trusted else self.recipe.limits
-        child = Child(self.zygote, self.recipe.program, limits, _buffer_floats(plan, self.recipe.model))
+        zygote, program = self._home(trusted)
+        child = Child(zygote, program, limits, _buffer_floats(plan, self.recipe.model))
         try:
             self.facts.update(child.facts)
             start = time.perf_counter()
@@ -289,6 +295,14 @@ class Stable:
         self.keeper.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def _home(self, trusted: bool) -> tuple[Zygote, str]:
+        """Where a child is forked, and the program that it runs."""
+        return self.zygote, self.recipe.program
+
+    def _calibrating(self, kv: KvPlan) -> contextlib.AbstractContextManager[Child]:
+        """The child whose steps are timed to choose how many a window has."""
+        return self.fresh_child(kv, trusted=True)
+
     def _prepare_zygote(self) -> None:
         module = self.recipe.program.partition(":")[0]
         base = ("numpy", "torch", "engines.child", "engines.memory", "engines.prepare.store", module)
@@ -300,6 +314,7 @@ class Stable:
             steps_per_window=tuple(steps),
             serving_slots=self.recipe.serving_slots,
             serving_context=self.recipe.serving_context,
+            widths=self.recipe.widths,
         )
 
     def _calibrated(self) -> KvPlan:
@@ -309,15 +324,15 @@ class Stable:
         source = self.recipe.sources(seed_of(self.recipe.seed, "calibration"), False)
         cut = min(range(len(self.recipe.cuts)), key=lambda index: len(self.recipe.cuts[index]))
         steps, step_seconds = [], []
-        with self.fresh_child(single, trusted=True) as child:
+        with self._calibrating(single) as child:
             for row, item in enumerate(self.recipe.rows):
                 tokens = window_tokens(source, single, row)
                 seconds = min(
                     run_window(child, "incumbent", cut, row, tokens, plan=single, vocab=vocab, deadline=_soon()).seconds
                     for _ in range(2)
                 )
-                most = max(1, min(MAX_STEPS, MAX_WINDOW_BYTES // (item.num_seqs * vocab * 4)))
-                least = LEAST_DECODE_STEPS if item.phase is Phase.DECODE else 1
+                most = max(1, min(MAX_STEPS, MAX_WINDOW_BYTES // (item.num_seqs * single.width(row, vocab) * 4)))
+                least = 1 if item.phase in PROMPT_PHASES else LEAST_DECODE_STEPS
                 steps.append(max(least, min(most, -int(-self.recipe.window_seconds // seconds))))
                 step_seconds.append(seconds)
         shares = [item.steps_share for item in self.recipe.rows]
@@ -337,8 +352,8 @@ class Stable:
 
     def _num_sets(self, row: int) -> int:
         """Fewer sets of rows whose steps are long: each costs a step in fp32."""
-        decode = self.recipe.rows[row].phase is Phase.DECODE
-        return self.recipe.pool_sets if decode else max(1, self.recipe.pool_sets // 2)
+        prompts = self.recipe.rows[row].phase in PROMPT_PHASES
+        return max(1, self.recipe.pool_sets // 2) if prompts else self.recipe.pool_sets
 
     def _referenced(self, child: Child, place: Place, source: TokenSource) -> InputSet:
         tokens = window_tokens(source, self.kv, place[1])
@@ -420,9 +435,9 @@ def brief_rows(shares: Sequence[float], step_seconds: Sequence[float], steps: Se
 
 
 def _buffer_floats(plan: KvPlan, model: ModelRef) -> int:
-    return (
-        max(steps * row.num_seqs for steps, row in zip(plan.steps_per_window, plan.rows, strict=True))
-        * model.vocab_size
+    return max(
+        steps * plan.rows[row].num_seqs * plan.width(row, model.vocab_size)
+        for row, steps in enumerate(plan.steps_per_window)
     )
 
 

@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -40,20 +40,23 @@ def cache_folder(candidate_id: str) -> Path:
 
 def compile_layers(side: DecoderSide, mode: str, claimed: frozenset[str], undo: ExitStack) -> int:
     """Swap in compiled forwards for whatever of the layers no part claims; they compile at the warm-up. How many modules."""
+    side.step.bind_pool(side.net.model)
+    return compile_modules(compilable(side, claimed), mode, undo, dynamic=side.net.dynamic)
+
+
+def compile_modules(modules: Sequence[torch.nn.Module], mode: str, undo: ExitStack, *, dynamic: bool) -> int:
+    """Compiled forwards for modules, one compilation a class. How many modules."""
     import torch._inductor.config as inductor
 
     inductor.compile_threads = 1
-    side.step.bind_pool(side.net.model)
     fresh: dict[type, Callable[..., Any]] = {}
-    count = 0
-    for module in compilable(side, claimed):
+    for module in modules:
         kind = type(module)
         if kind not in fresh:
-            fresh[kind] = torch.compile(_own_code(kind), dynamic=True, mode=mode)
+            fresh[kind] = torch.compile(_own_code(kind), dynamic=dynamic, mode=mode)
         module.__dict__["forward"] = types.MethodType(fresh[kind], module)
         undo.callback(module.__dict__.pop, "forward")
-        count += 1
-    return count
+    return len(modules)
 
 
 def compilable(side: DecoderSide, claimed: frozenset[str]) -> list[torch.nn.Module]:
@@ -64,10 +67,11 @@ def compilable(side: DecoderSide, claimed: frozenset[str]) -> list[torch.nn.Modu
         while pending:
             name = pending.pop()
             module = side.net.modules[name]
-            if not any(slot == name or slot.startswith(name + ".") for slot in claimed):
+            below = f"{name}." if name else ""
+            if not any(slot == name or slot.startswith(below) for slot in claimed):
                 found.append(module)
             elif name not in claimed:
-                pending += [f"{name}.{child}" for child, _ in module.named_children()]
+                pending += [below + child for child, _ in module.named_children()]
     return found
 
 

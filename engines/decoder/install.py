@@ -109,7 +109,7 @@ def install(
     undo = ExitStack()
     try:
         settings = _checked_settings(candidate, side)
-        parts = _compiled(candidate, side.device, undo)
+        parts = _compiled(candidate, side.device, table.engine, undo)
         claimed = _claimed(parts, table, side)
         watch.lap("source")
         actual = _apply_settings(side, settings, make_pool, undo)
@@ -159,6 +159,8 @@ def _checked_settings(candidate: Candidate, side: DecoderSide) -> dict[str, Valu
             settings[name] = check_setting(name, value)
         except InputError as error:
             raise failed(FailureKind.INSTALL, str(error)) from None
+        if settings[name] != DEFAULTS[name] and name not in side.takes:
+            raise failed(FailureKind.INSTALL, f"setting {name} means nothing here; known: {sorted(side.takes)}")
         meant_for = BY_NAME[name].device
         if settings[name] != DEFAULTS[name] and meant_for not in ("any", side.device.type):
             raise failed(
@@ -169,13 +171,13 @@ def _checked_settings(candidate: Candidate, side: DecoderSide) -> dict[str, Valu
     return settings
 
 
-def _compiled(candidate: Candidate, device: torch.device, undo: ExitStack) -> list[CompiledPart]:
+def _compiled(candidate: Candidate, device: torch.device, engine: str, undo: ExitStack) -> list[CompiledPart]:
     parts = []
     for use in candidate.parts:
         part = compile_part(use)
         undo.callback(part.forget)
-        if part.declared.engine != "decoder":
-            raise failed(FailureKind.INSTALL, f"part {part.name} is for engine {part.declared.engine}, not decoder")
+        if part.declared.engine != engine:
+            raise failed(FailureKind.INSTALL, f"part {part.name} is for engine {part.declared.engine}, not {engine}")
         if part.declared.device not in ("any", device.type):
             raise failed(FailureKind.INSTALL, f"part {part.name} needs a {part.declared.device} device")
         parts.append(part)
@@ -186,12 +188,12 @@ def _claimed(parts: Sequence[CompiledPart], table: SlotTable, side: DecoderSide)
     """For each part the concrete slots that it claims. Raises CandidateFailed for conflicts and for claims of nothing."""
     claimed, covered = [], []
     for part in parts:
-        slots = [slot for claim in part.declared.claims for slot in table.matching(claim)]
+        wanted = part.declared.replaces
+        slots = [slot for claim in part.declared.claims for slot in table.matching(claim, wanted)]
         if not slots:
             raise failed(
                 FailureKind.INSTALL, f"part {part.name} claims {list(part.declared.claims)}, which no slot here matches"
             )
-        wanted = part.declared.replaces
         for slot in slots:
             if wanted and slot.name != WHOLE and slot.stands_for != wanted:
                 raise failed(
@@ -204,7 +206,7 @@ def _claimed(parts: Sequence[CompiledPart], table: SlotTable, side: DecoderSide)
                     f"part {part.name} claims model, but {side.net.reason}, so there are no KV slots for it",
                 )
         claimed.append(tuple(dict.fromkeys(slot.name for slot in slots)))
-        covered.append(covered_slots(table, part.declared.claims, part.declared.keeps))
+        covered.append(covered_slots(table, part.declared.claims, part.declared.keeps, wanted))
     for index, part in enumerate(parts):
         for other in range(index):
             shared = conflicts(parts[other].declared, covered[other], part.declared, covered[index])

@@ -53,6 +53,9 @@ def why_not_ragged(config: Any) -> str:
 class Net:
     """One module tree over shared weights, and the ragged forward through it."""
 
+    dynamic = True
+    """Whether compiled code takes numbers of tokens as they come; else it is compiled for each shape row."""
+
     def __init__(self, config: Any, model: torch.nn.Module, step: StepState, reason: str) -> None:
         self.config = config
         self.model = model

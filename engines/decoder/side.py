@@ -45,6 +45,9 @@ class Installed:
 class DecoderSide:
     """A named side of one cut of the model."""
 
+    takes: frozenset[str] = frozenset(DEFAULTS)
+    """Settings that mean something here."""
+
     def __init__(self, name: str, net: Net, kv: KvPool, plan: KvPlan, threads: int, own: OwnCache | None) -> None:
         self.name = name
         self.net = net
@@ -116,6 +119,14 @@ class DecoderSide:
                 slots=plan.row_slots(row),
             )
         return dataclasses.replace(self._templates[row], tokens=tokens)
+
+    def blank_step(self, row: int) -> torch.Tensor:
+        """What one step of a row takes, of no meaning: for warming up."""
+        return torch.zeros(self.plan.rows[row].query_tokens, dtype=torch.int64, device=self.device)
+
+    def width(self, row: int) -> int:
+        """Values of one sequence's answer on a row."""
+        return self.plan.width(row, self.vocab_size)
 
     def reset_counts(self) -> None:
         if self.installed is not None:

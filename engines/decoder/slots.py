@@ -45,7 +45,7 @@ def slot_table(net: Net) -> SlotTable:
     ]
     for name, module in slot_modules(net).items():
         kind: Any = type(module)
-        signature, digest = _described(kind)
+        signature, digest = described(kind)
         slots.append(
             Slot(
                 name=name,
@@ -69,24 +69,26 @@ def reference_source(net: Net, slot: str) -> str:
     """Source of the class that a slot stands for; of `model`, the classes of the causal LM, its base and its layers' kinds."""
     if slot != WHOLE:
         stands_for: Any = type(slot_modules(net)[slot])
-        return _source(stands_for)
+        return class_source(stands_for)
     kinds: dict[Any, None] = {}
     for module in net.modules.values():
         if type(module).__module__.startswith("transformers.models."):
             kinds[type(module)] = None
-    return "\n\n".join(_source(kind) for kind in kinds)
+    return "\n\n".join(class_source(kind) for kind in kinds)
 
 
 @functools.cache
-def _described(kind: Any) -> tuple[str, str]:
+def described(kind: Any) -> tuple[str, str]:
+    """Signature of a class's forward, and the hash of its source."""
     forward: Any = kind.forward
     signature = inspect.signature(forward)
     own = signature.replace(parameters=[p for name, p in signature.parameters.items() if name != "self"])
-    return str(own), bytes_hash(_source(kind).encode())
+    return str(own), bytes_hash(class_source(kind).encode())
 
 
 @functools.cache
-def _source(kind: Any) -> str:
+def class_source(kind: Any) -> str:
+    """Text of a class, or a comment that it has none."""
     try:
         return inspect.getsource(kind)
     except (OSError, TypeError):

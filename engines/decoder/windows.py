@@ -24,7 +24,7 @@ def run_window(side: DecoderSide, row: int, inputs: WindowInputs, out: torch.Ten
     """Run the steps. A candidate's fault is the reply's `failure`; as loaded, whatever goes wrong is raised."""
     plan = side.plan
     steps = inputs.tokens.shape[0]
-    expected = (steps, plan.rows[row].num_seqs, side.vocab_size)
+    expected = (steps, plan.rows[row].num_seqs, side.width(row))
     if out.shape != expected or out.dtype != torch.float32:
         raise ValueError(f"the output buffer is {out.dtype} {tuple(out.shape)}, not float32 {expected}")
     side.activate()
@@ -59,9 +59,8 @@ def warm_up(side: DecoderSide) -> None:
     side.activate()
     try:
         with torch.inference_mode():
-            for row, item in enumerate(side.plan.rows if side.own is None else ()):  # its caches come with contexts
-                tokens = torch.zeros(item.query_tokens, dtype=torch.int64, device=side.device)
-                side.run(side.row_batch(row, 0, tokens))
+            for row in range(len(side.plan.rows) if side.own is None else 0):  # its caches come with contexts
+                side.run(side.row_batch(row, 0, side.blank_step(row)))
             _warm_serving(side)
             synchronize(side.device)
     except (Exception, SystemExit) as error:

@@ -13,7 +13,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -24,6 +24,15 @@ class TokenSource(Protocol):
     """Token ids of exact length, each draw from another place of some text."""
 
     def draw(self, count: int) -> Sequence[int]: ...
+
+
+@runtime_checkable
+class StepSource(TokenSource, Protocol):
+    """A source that knows what a step of each row takes: of modules, whose inputs are more than token ids."""
+
+    def steps(self, row: int, count: int) -> np.ndarray:
+        """int64 [count, words of a step]."""
+        ...
 
 
 SourceMaker = Callable[[int, bool], TokenSource]
@@ -43,7 +52,9 @@ class RandomTokens:
 
 
 def window_tokens(source: TokenSource, plan: KvPlan, row: int) -> np.ndarray:
-    """int64 [steps, query_tokens] of one window of a row."""
+    """int64 [steps, query_tokens] of one window of a row; of a `StepSource` as many words a step as it says."""
+    if isinstance(source, StepSource):
+        return source.steps(row, plan.steps_per_window[row])
     steps, query = plan.steps_per_window[row], plan.rows[row].query_tokens
     return np.array(source.draw(steps * query), dtype=np.int64).reshape(steps, query)
 

@@ -132,7 +132,7 @@ class Rounds:
     def finish_checks(self, deadline: float) -> None:
         """Let as loaded go on from the candidate's KV, and the incumbent answer the sets that only the candidate has, so that every
         window is compared."""
-        for place in self._plan.places:
+        for place in self._plan.places if self._plan.kv.keeps_kv else ():
             self._check_kv(place, deadline)
         for place in self._plan.places:
             while self._plan.drawers[place].answered:

@@ -57,7 +57,7 @@ def run_window(
 def _run_once(
     child: Child, side: str, cut: int, row: int, tokens: np.ndarray, plan: KvPlan, vocab: int, deadline: float
 ) -> tuple[Window, int]:
-    shape = (len(tokens), plan.rows[row].num_seqs, vocab)
+    shape = (len(tokens), plan.rows[row].num_seqs, plan.width(row, vocab))
     nonce = secrets.token_hex(8)
     body = {"side": side, "cut": cut, "row": row, "nonce": nonce, "shape": shape}
     frame = encode("window", body, token_bytes(tokens))
