@@ -41,7 +41,7 @@ def connected(address: str, namespace: str) -> Iterator[None]:
         return
     submitted = JOB_VARIABLE in os.environ
     if address:
-        _check_reachable(address)
+        check_reachable(address)
     try:
         with ray_errors():
             if address or submitted:
@@ -75,7 +75,7 @@ def connected(address: str, namespace: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def _check_reachable(address: str) -> None:
+def check_reachable(address: str) -> None:
     """Ray waits minutes for an address where nothing listens; a plain connection says so in seconds. Raises InputError."""
     host, separator, port = address.removeprefix("ray://").rpartition(":")
     if not separator or not port.isdigit():

@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 from hotpass.errors import HotpassError, InputError
 
@@ -25,10 +25,13 @@ EPILOG = """\
 class _Parser(argparse.ArgumentParser):
     """argparse's own errors become InputErrors: one sentence, exit 2, like every other wrong input."""
 
+    given: ClassVar[Sequence[str]] = ()
+    """The arguments of the command line being read."""
+
     def error(self, message: str) -> NoReturn:
         raise InputError(
             "command line",
-            " ".join(sys.argv[1:]) or "(empty)",
+            " ".join(self.given) or "(empty)",
             f"is not understood: {message}",
             f"see {self.prog} --help",
         )
@@ -233,8 +236,9 @@ def _look(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code. An error that hotpass raises on purpose is one sentence on stderr."""
+    _Parser.given = sys.argv[1:] if argv is None else argv
     try:
-        arguments = build_parser().parse_args(argv)
+        arguments = build_parser().parse_args(_Parser.given)
         if arguments.version:
             import hotpass
 

@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from actors.engine import node_facts
+from actors.local import check_reachable
 from cluster.plan import Continued, Pace, Plan, pace_for, table_rows
 from cluster.spec import CampaignSpec
+from cluster.tracking import resolve_uri
 from hotpass.canonical import content_hash
 from hotpass.errors import InputError
 from hotpass.records.candidate import Candidate
@@ -35,6 +37,7 @@ def resolve(
 ) -> Plan:
     """`prefix` begins the name of a folder that the spec leaves open. Raises InputError for what cannot be used and MachineError for what does not work."""
     say = progress or (lambda text: None)
+    _refuse_unreachable(spec)
     say(f"model {spec.model}")
     model = simulated_model(spec.model) if spec.engine == "fake" else _model(spec, say)
     say(f"traffic {spec.traffic}")
@@ -154,6 +157,14 @@ def _serving(spec: CampaignSpec, model: ModelRef, hardware: HardwareRef) -> Serv
         "use_cache": True,
     }
     return Serving(engine="transformers", version=version("transformers"), arguments=arguments)
+
+
+def _refuse_unreachable(spec: CampaignSpec) -> None:
+    """Before a folder exists: a campaign that could never begin leaves nothing behind."""
+    if spec.ray and spec.address:
+        check_reachable(spec.address)
+    if spec.tracking_uri:
+        resolve_uri(Path(), spec.tracking_uri)
 
 
 def _continued(spec: CampaignSpec, shapes: ShapeTable) -> Continued | None:

@@ -163,7 +163,12 @@ def _tried(
 
 
 def refuse_inapplicable(plan: Plan, candidate: Candidate) -> None:
-    """Before anything is loaded: a part that this deployment cannot run at all is wrong input."""
+    """Before anything is loaded: what this deployment cannot run at all is wrong input."""
+    cores, threads = plan.deployment.hardware.num_devices, candidate.settings.get("threads")
+    if plan.deployment.hardware.device == "cpu" and isinstance(threads, int) and threads > cores:
+        raise InputError(
+            "setting threads", threads, f"is more than the {cores} physical cores here", f"give 1 to {cores}"
+        )
     for use in candidate.parts:
         reason = applicable(use.source, plan.deployment, compiler=True)
         if reason is not None:

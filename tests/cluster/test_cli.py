@@ -64,11 +64,14 @@ def test_quiet_says_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["try", "--set", "threadz=2", *FAKE[:-2]], "setting 'threadz' is not known; did you mean 'threads'?"),
         (["try", "--set", "threads", *FAKE[:-2]], "--set 'threads' is not of the form K=V"),
         (["try", *FAKE[:-2]], "try '' has nothing to try"),
+        (["try", "--set", "threads=99", *FAKE[:-2]], "setting threads '99' is more than the "),
+        (["compile", *FAKE[:6], "--address", "127.0.0.1:1"], "--address '127.0.0.1:1' cannot be reached: "),
+        (["compile", *FAKE, "--tracking-uri", "http://127.0.0.1:1"], "--tracking-uri 'http://127.0.0.1:1' does not answer"),
         (["try", "/nowhere.py", *FAKE[:-2]], "part '/nowhere.py' does not exist"),
         (["status", "/nowhere"], "campaign '/nowhere' has no campaign.json"),
         (["traffic", "chat", "--format", "azure"], "traffic format 'azure' is for files, and chat is a preset; leave it out"),
         (["hardware", "h20"], "hardware 'h20' is not a known system; did you mean 'h200'? known: a100,"),
-        (["nonsense"], "is not understood: argument COMMAND: invalid choice: 'nonsense'"),
+        (["nonsense"], "command line 'nonsense' is not understood: argument COMMAND: invalid choice: 'nonsense'"),
     ],
 )  # fmt: skip
 def test_wrong_input_is_one_sentence_and_exit_2(
@@ -81,6 +84,7 @@ def test_wrong_input_is_one_sentence_and_exit_2(
     last = [line for line in err.splitlines() if line.startswith("hotpass: ")]
     assert len(last) == 1
     assert said in last[0]
+    assert not list(tmp_path.iterdir()), "what could never begin leaves nothing behind"
 
 
 def test_a_campaign_file_gives_what_options_leave_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
