@@ -23,6 +23,7 @@ from engines.decoder.source import CompiledPart, compile_part, derive, failed
 from engines.limits import leave_network
 from engines.prepare.store import WeightStore, open_weights
 from engines.program import CandidateFailed
+from engines.vllm.weights import vllm_weights
 from hotpass.canonical import to_plain
 from hotpass.decode import from_plain
 from hotpass.records.candidate import PartUse
@@ -50,9 +51,10 @@ class Request:
     threads: int
 
 
-def weights_of(store: WeightStore, job: Job) -> WeightStore:
-    """What the part's `weights` gets for a job."""
-    return store.cut(job.layers).restricted(job.slot)
+def weights_of(store: WeightStore, job: Job, engine: str = "decoder") -> WeightStore:
+    """What the part's `weights` gets for a job: by the names of its engine's tree."""
+    cut = store.cut(job.layers)
+    return vllm_weights(cut, job.slot) if engine == "vllm" else cut.restricted(job.slot)
 
 
 def derive_all(request: Request, folder: Path) -> None:
@@ -61,7 +63,7 @@ def derive_all(request: Request, folder: Path) -> None:
     part = compile_part(request.use)
     store = open_weights(request.model)
     for index, job in enumerate(request.jobs):
-        save_file(_plain(part, job.slot, weights_of(store, job)), folder / f"{index}.safetensors")
+        save_file(_plain(part, job.slot, weights_of(store, job, part.declared.engine)), folder / f"{index}.safetensors")
 
 
 def _plain(part: CompiledPart, slot: str, weights: WeightStore) -> dict[str, torch.Tensor]:

@@ -161,10 +161,10 @@ class EngineSuite:
         if not isinstance(engine, MeasuresBaselines):
             return
         assert [check.row for check in engine.reference_noise()] == list(deployment.shapes.rows)
-        name = engine.baselines()[0]
-        measured = engine.measure_baseline(name, deployment.shapes.rows, 1, 30.0)
-        assert (measured.name, measured.failure) == (name, None)
-        assert measured.blocks
+        for name in engine.baselines()[:1]:  # an engine may have none
+            measured = engine.measure_baseline(name, deployment.shapes.rows, 1, 30.0)
+            assert (measured.name, measured.failure) == (name, None)
+            assert measured.blocks
         score = engine.score(honest, 2, 12, 5, 1e-3)
         assert (score.texts, score.positions, score.clear_agree) == (2, 24, score.clear)
 

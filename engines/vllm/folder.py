@@ -1,0 +1,42 @@
+"""What vLLM needs around it in a child: a model folder that it can read, and a loopback interface."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+from pathlib import Path
+
+from engines.prepare.store import PACKED_FILE
+from hotpass.errors import InputError
+from hotpass.records.deployment import ModelRef
+
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+
+
+def model_folder(model: ModelRef, room: str) -> str:
+    """The prepared folder as links, without the file of GGUF blocks: vLLM takes every safetensors file for weights.
+
+    Raises InputError for a cut, which is no folder of its own.
+    """
+    if model.layers is not None:
+        raise InputError("model", model.name, "is a cut", "vLLM loads the whole model")
+    folder = Path(room, "hotpass-model")
+    folder.mkdir(exist_ok=True)
+    for item in Path(model.folder).iterdir():
+        target = folder / item.name
+        if item.name != PACKED_FILE and not target.exists():
+            target.symlink_to(item)
+    return str(folder)
+
+
+def raise_loopback() -> None:
+    """Bring `lo` up in this process's network namespace: vLLM's group of one process wants an address, which leads nowhere else.
+
+    Where the interface is up already, or may not be touched, nothing happens: vLLM then says what it lacks.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        request = struct.pack("16sh14x", b"lo", 0)
+        flags = struct.unpack("16sh14x", fcntl.ioctl(sock, _SIOCGIFFLAGS, request))[1]
+        if not flags & _IFF_UP:
+            fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))

@@ -1,0 +1,339 @@
+"""What a child runs for a live vLLM engine: one loaded engine, candidates on its tree, windows and serving.
+
+    load ──► vllm.LLM (one rank, in this process) + worker extension ──install / activate──► run_window · replay · generate ──► fingerprint
+
+The same methods as `engines.decoder.program`, so the same judge measures it. The reference is not here: it is the decoder engine's, in
+another process, and its contexts are written into vLLM's pages.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm import LLM
+from vllm.version import __version__ as VLLM_VERSION
+
+from engines.decoder import fingerprint
+from engines.decoder.source import failed_by
+from engines.program import (
+    Artefacts,
+    CandidateFailed,
+    Fingerprint,
+    KvPlan,
+    ReplayRequest,
+    StepEvent,
+    WindowInputs,
+    WindowReply,
+)
+from engines.vllm.environment import OPTIONS_VARIABLE
+from engines.vllm.extension import DERIVED
+from engines.vllm.folder import model_folder, raise_loopback
+from engines.vllm.serving import serve
+from engines.vllm.steps import Pages, Sequences, write_kv
+from hotpass.canonical import content_hash, to_plain
+from hotpass.decode import from_plain
+from hotpass.errors import InputError
+from hotpass.records.candidate import Candidate
+from hotpass.records.deployment import ModelRef
+from hotpass.records.measurement import Failure, FailureKind, ReloadReport
+from hotpass.records.shapes import Phase
+from hotpass.records.slots import SlotTable
+
+if TYPE_CHECKING:
+    from engines.prepare.store import WeightStore
+
+EXTENSION = "engines.vllm.extension.HotpassExtension"
+SIDES = ("incumbent", "candidate")
+PROBE = (1, 5, 2, 7, 3)
+"""Token ids of the fingerprint's probe: a prompt, then two decode steps."""
+SCORE_CHUNK = 64
+
+
+class VllmProgram:
+    """`engines.program.Program` for one live vLLM engine."""
+
+    def __init__(self) -> None:
+        self._llm: Any = None
+        self._pages: Pages
+        self._rows: dict[tuple[str, int], list[list[Any]]] = {}
+        """(side, row) → pages of each sequence."""
+        self._ended: dict[tuple[str, int], list[int]] = {}
+        """(side, row) → positions written after the last window."""
+
+    def load(
+        self,
+        model: ModelRef,
+        weights: WeightStore,
+        cuts: Sequence[tuple[int, ...]],
+        device: str,
+        threads: int,
+        plan: KvPlan,
+    ) -> dict[str, float]:
+        """The whole model only. `weights` stay mapped for the proof that they are where they were; vLLM reads the folder's files."""
+        start = time.perf_counter()
+        if list(cuts) != [tuple(range(model.num_layers))] or device != "cpu":
+            raise InputError("cuts", list(cuts), f"on {device} are not for vLLM", "load the whole model on the CPU")
+        raise_loopback()
+        self._model, self._weights, self._plan, self._threads = model, weights, plan, threads
+        self._epoch = content_hash([model.weights_hash, model.config_hash, model.dtype, VLLM_VERSION])
+        options = json.loads(os.environ[OPTIONS_VARIABLE])
+        folder = model_folder(model, tempfile.gettempdir())
+        self._llm = LLM(model=folder, dtype=model.dtype, worker_extension_cls=EXTENSION, **options)
+        self._core = self._llm.llm_engine.engine_core.engine_core
+        self._rpc("hotpass_begin", VLLM_VERSION, threads)
+        engine_at = time.perf_counter()
+        self._pages = Pages(self._core)
+        for side in SIDES:
+            for row in range(len(plan.rows)):
+                needs = self._row_positions(row)
+                self._rows[side, row] = [self._pages.take(count) for count in needs]
+        self._probe_pages = self._pages.take(len(PROBE) + 2)
+        for row in range(len(plan.rows)):
+            self._warm(row)
+        self._probe()
+        self._born = fingerprint.watched_callables(self._classes())
+        return {"engine": (engine_at - start) * 1e3, "warm-up": (time.perf_counter() - engine_at) * 1e3}
+
+    def slots(self) -> SlotTable:
+        return from_plain(SlotTable, self._rpc("hotpass_slots"))
+
+    def install(self, side: str, candidate: Candidate, artefacts: Artefacts, cut: int) -> ReloadReport:
+        """By the worker's named method; warmed up on every row. Raises CandidateFailed."""
+        start = time.perf_counter()
+        DERIVED[candidate.id] = artefacts.derived
+        order = {
+            "side": side,
+            "candidate": to_plain(candidate),
+            "candidate_id": candidate.id,
+            "sources": [use.source.sha256 for use in candidate.parts],
+            "native": [dict(item) for item in artefacts.native],
+        }
+        try:
+            reply = self._rpc("hotpass_install", order)
+        finally:
+            DERIVED.pop(candidate.id, None)
+        if "failure" in reply:
+            raise CandidateFailed(from_plain(Failure, reply["failure"]))
+        report = from_plain(ReloadReport, reply["report"])
+        swapped = time.perf_counter()
+        try:
+            self._activate(side)
+            for row in range(len(self._plan.rows)):
+                self._warm(row, side)
+        except (Exception, SystemExit) as error:
+            self._rpc("hotpass_uninstall", side)
+            raise failed_by(error, FailureKind.EXCEPTION, "the forward fails") from None
+        self._rpc("hotpass_reset_counts", side)
+        phases = {
+            **report.phases_ms,
+            "swap": (swapped - start) * 1e3 - sum(report.phases_ms.values()),
+            "warm-up": (time.perf_counter() - swapped) * 1e3,
+        }
+        return ReloadReport(
+            candidate_id=report.candidate_id,
+            side=report.side,
+            declared=report.declared,
+            actual=report.actual,
+            phases_ms=phases,
+            slots=report.slots,
+            derived_bytes=report.derived_bytes,
+        )
+
+    def uninstall(self, side: str) -> None:
+        try:
+            self._rpc("hotpass_uninstall", side)
+        except (Exception, SystemExit) as error:
+            raise failed_by(error, FailureKind.EXCEPTION, "a part does not close") from None
+
+    def compute_contexts(self, cut: int, row: int, tokens: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Never asked for: contexts are the reference's, which is another program."""
+        raise InputError("contexts", row, "are not computed by vLLM", "ask the reference child")
+
+    def load_contexts(self, side: str, cut: int, row: int, contexts: Sequence[torch.Tensor]) -> None:
+        for blocks, context in zip(self._rows[side, row], contexts, strict=True):
+            if context.shape[-2]:
+                write_kv(self._core, self._pages, blocks, context)
+
+    def run_window(self, side: str, cut: int, row: int, inputs: WindowInputs, out: torch.Tensor) -> WindowReply:
+        """Steps through vLLM's runner and sampler. A candidate's fault is the reply's `failure`."""
+        self._activate(side)
+        self._rpc("hotpass_reset_counts", side)
+        compiled, failure, done = _compiled(), None, 0
+        start = time.perf_counter()
+        try:
+            for done, logits in enumerate(self._steps(side, row, inputs.tokens), start=1):
+                out[done - 1].copy_(logits)
+        except (Exception, SystemExit) as error:
+            if not self._rpc("hotpass_installed", side):
+                raise
+            failure = failed_by(error, FailureKind.EXCEPTION, "the forward fails").failure
+        seconds = time.perf_counter() - start
+        return WindowReply(
+            nonce=inputs.nonce,
+            seconds=seconds,
+            steps=done,
+            activation=self._rpc("hotpass_counts", side),
+            compile_events=_compiled() - compiled,
+            failure=failure,
+        )
+
+    def replay(
+        self,
+        side: str,
+        requests: Sequence[ReplayRequest],
+        concurrency: int,
+        emit: Callable[[StepEvent], None],
+    ) -> Mapping[str, int]:
+        self._serve(side, requests, concurrency, emit)
+        counts: dict[str, int] = self._rpc("hotpass_counts", side)
+        return counts
+
+    def generate(self, side: str, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+        requests = [
+            ReplayRequest(request_id=index, tokens=tuple(prompt), output_tokens=max_tokens)
+            for index, prompt in enumerate(prompts)
+        ]
+        made = self._serve(side, requests, len(requests), lambda event: None)
+        return [made[index] for index in range(len(requests))]
+
+    def score(self, side: str, cut: int, tokens: Sequence[int], out: torch.Tensor) -> None:
+        """The first half decoded from the first token on; then again as prefill chunks, and the rest decoded after them."""
+        half = max(1, len(tokens) // 2)
+        chunks = [min(SCORE_CHUNK, half - start) for start in range(0, half, SCORE_CHUNK)]
+        try:
+            for position, logits in enumerate(self._text(side, tokens[:half], [1] * half)):
+                out[position].copy_(logits)
+            steps = list(self._text(side, tokens, [*chunks, *[1] * (len(tokens) - half)], keep=len(tokens) - half + 1))
+        except (Exception, SystemExit) as error:
+            if not self._rpc("hotpass_installed", side):
+                raise
+            raise failed_by(error, FailureKind.EXCEPTION, "the forward fails") from None
+        for position, logits in enumerate(steps, start=half - 1):
+            out[position].copy_(logits)
+
+    def answer_from_kv(self, side: str, cut: int, row: int, tokens: Sequence[int], out: torch.Tensor) -> bool:
+        """As loaded, the last position of each sequence again, on the pages that the side's last window left."""
+        self._activate("")
+        ends = self._ended[side, row]
+        own = [[token] for token in tokens]
+        with Sequences(self._core, self._rows[side, row], [end - 1 for end in ends], own) as sequences:
+            out[0].copy_(sequences.step([1] * len(own)))
+        return True
+
+    def logits_at(
+        self, side: str, cut: int, tokens: Sequence[int], positions: Sequence[int], out: torch.Tensor
+    ) -> None:
+        starts = [0, *(position + 1 for position in positions[:-1])]
+        counts = [position + 1 - start for start, position in zip(starts, positions, strict=True)]
+        for index, logits in enumerate(self._text(side, tokens, counts)):
+            out[index].copy_(logits)
+
+    def state(self) -> Mapping[str, str]:
+        """Random numbers and the environment are a candidate's own business while it is installed."""
+        return {name: value for name, value in self._flags().items() if name not in ("random", "environment")}
+
+    def fingerprint(self) -> Fingerprint:
+        digest = fingerprint.logits_digest(self._probe())
+        return Fingerprint(
+            probe_sha256=digest,
+            flags=self._flags(),
+            threads_alive=fingerprint.threads_alive(),
+            children_alive=fingerprint.children_alive(),
+            resident_bytes=fingerprint.resident_bytes(),
+            open_files=fingerprint.open_files(),
+        )
+
+    def _rpc(self, method: str, *arguments: Any) -> Any:
+        return self._llm.collective_rpc(method, args=arguments)[0]
+
+    def _activate(self, side: str) -> None:
+        self._rpc("hotpass_activate", side)
+
+    def _row_positions(self, row: int) -> list[int]:
+        """Positions that each sequence of a row may come to hold."""
+        item, plan = self._plan.rows[row], self._plan
+        steps = plan.steps_per_window[row] if item.phase is Phase.DECODE else 1
+        pairs = zip(plan.row_contexts(row), plan.row_query_lens(row), strict=True)
+        return [context + query * steps for context, query in pairs]
+
+    def _steps(self, side: str, row: int, tokens: torch.Tensor) -> Any:
+        """Logits [num_seqs, vocab] of each step of a window: decode goes on, the others repeat theirs."""
+        contexts, queries = self._plan.row_contexts(row), self._plan.row_query_lens(row)
+        pages = self._rows[side, row]
+        split = [list(torch.split(step, list(queries))) for step in tokens]
+        if self._plan.rows[row].phase is Phase.DECODE:
+            own = [[int(step[index]) for step in split] for index in range(len(queries))]
+            with Sequences(self._core, pages, contexts, own) as sequences:
+                for _ in split:
+                    yield sequences.step(queries)
+            self._ended[side, row] = [context + len(split) for context in contexts]
+            return
+        for step in split:
+            with Sequences(self._core, pages, contexts, [part.tolist() for part in step]) as sequences:
+                yield sequences.step(queries)
+        self._ended[side, row] = [context + query for context, query in zip(contexts, queries, strict=True)]
+
+    def _warm(self, row: int, side: str = "incumbent") -> None:
+        """A step of a row; what it writes lies where a window will write."""
+        queries = sum(self._plan.row_query_lens(row))
+        steps = 2 if self._plan.rows[row].phase is Phase.DECODE else 1
+        for _ in self._steps(side, row, torch.ones(steps, queries, dtype=torch.int64)):
+            pass
+
+    def _text(self, side: str, tokens: Sequence[int], counts: Sequence[int], keep: int = 0) -> list[torch.Tensor]:
+        """Logits [vocab] after each count of tokens of one text; only the last `keep` where that is positive."""
+        self._activate(side if side in SIDES else "")
+        blocks = self._pages.take(len(tokens))
+        found = []
+        try:
+            with Sequences(self._core, [blocks], [0], [tokens]) as sequences:
+                for count in counts:
+                    found.append(sequences.step([count])[0].clone())
+        finally:
+            self._pages.give_back(blocks)
+        return found[-keep:] if keep else found
+
+    def _serve(
+        self, side: str, requests: Sequence[ReplayRequest], concurrency: int, emit: Callable[[StepEvent], None]
+    ) -> dict[int, list[int]]:
+        longest = max(len(item.tokens) + item.output_tokens for item in requests)
+        if longest > self._plan.serving_context:
+            raise InputError("serving_context", self._plan.serving_context, f"is shorter than {longest}", "load more")
+        self._activate(side)
+        self._rpc("hotpass_reset_counts", side)
+        installed = self._rpc("hotpass_installed", side)
+        try:
+            return serve(self._llm, requests, concurrency, f"{self._epoch}/{installed}", emit)
+        except (Exception, SystemExit) as error:
+            if not installed:
+                raise
+            raise failed_by(error, FailureKind.EXCEPTION, "the forward fails") from None
+
+    def _probe(self) -> list[torch.Tensor]:
+        """As loaded on fixed tokens: one prompt, two decode steps. Leaves no side active."""
+        self._activate("")
+        with Sequences(self._core, [self._probe_pages], [0], [[*PROBE, 4, 6]]) as sequences:
+            return [sequences.step([count]).clone() for count in (len(PROBE), 1, 1)]
+
+    def _flags(self) -> dict[str, str]:
+        self._activate("")
+        found = fingerprint.flags(self._born, self._classes())
+        return {**found, "trees": self._rpc("hotpass_structure"), "epoch": self._epoch}
+
+    def _classes(self) -> set[type]:
+        runner = self._core.model_executor.driver_worker.worker.model_runner
+        return {type(module) for module in runner.model.modules()} | {type(runner), VllmProgram, Sequences}
+
+
+def _compiled() -> int:
+    """Frames that dynamo compiled in this process; grows, never falls."""
+    import sys
+
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["frames"]["total"]) if dynamo is not None else 0

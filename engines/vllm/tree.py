@@ -1,0 +1,334 @@
+"""vLLM's module tree with parts on it: which slots there are, and what runs at them on which side.
+
+    install(side, candidate) ──► instances behind dispatchers, kept aside      activate(side) ──► that side's dispatchers on the modules
+
+There is one tree and one set of weights, so at most one side's parts are on it at any time: while the incumbent runs, nothing of the
+candidate is there. Runs inside vLLM's worker; knows the step only by vLLM's own attention metadata. Settings of hotpass are refused.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+
+from engines.decoder.source import CompiledPart, bound_params, compile_part, failed, failed_by
+from engines.prepare.store import layer_of
+from engines.vllm.step import Step
+from hotpass.canonical import bytes_hash
+from hotpass.domain import Domain
+from hotpass.parts import conflicts
+from hotpass.records.candidate import Candidate, Reload, Value
+from hotpass.records.measurement import FailureKind, ReloadReport, Side, Tier
+from hotpass.records.slots import Slot, SlotTable, covered_slots
+
+NO_SLOT = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential, torch.nn.Dropout)
+Forward = Callable[..., Any]
+
+
+@dataclass(kw_only=True, slots=True)
+class VllmContext:
+    """What a part's `prepare` gets (`engines.protocol.PartContext`). vLLM's KV is reached through the kept `Attention`."""
+
+    weights: Mapping[str, torch.Tensor]
+    config: Any
+    device: torch.device
+    threads: int
+    settings: Mapping[str, Value]
+    native: Mapping[str, Any]
+    slot: str
+    layer: int | None
+    kv: None
+    """vLLM's pages belong to its attention layers; no part writes them but through those."""
+    step: Step
+    keeps: Mapping[str, torch.nn.Module]
+    fallback: Forward
+
+    def kept(self, name: str) -> Forward:
+        """The child named in `keeps`; KeyError for another name."""
+        return self.keeps[name]
+
+    def reference(self) -> Forward:
+        return self.fallback
+
+
+@dataclass(kw_only=True, slots=True)
+class Installed:
+    """A candidate on a side, ready to be activated."""
+
+    candidate: Candidate
+    forwards: dict[str, Forward] = field(default_factory=dict)
+    """Slot → dispatcher."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Claimed slot → calls of a part since the last reset."""
+    undo: ExitStack = field(default_factory=ExitStack)
+
+
+class Tree:
+    """Parts on one model of vLLM."""
+
+    def __init__(self, root: torch.nn.Module, config: Any, version: str, threads: int) -> None:
+        self.root = root
+        self.modules = {name: m for name, m in root.named_modules() if name and not isinstance(m, NO_SLOT)}
+        self.step = Step()
+        self.active = ""
+        """Side whose parts are on the modules; empty for none."""
+        self._config, self._version, self._threads = config, version, threads
+        self._sides: dict[str, Installed] = {}
+        self._table: SlotTable | None = None
+        self.born = self.structure()
+
+    def slots(self) -> SlotTable:
+        if self._table is None:
+            slots = tuple(_slot(name, module) for name, module in self.modules.items())
+            architecture = type(self.root).__name__
+            self._table = SlotTable(engine="vllm", version=f"vllm/1 {self._version} {architecture}", slots=slots)
+        return self._table
+
+    def source(self, slot: str) -> str:
+        """Source of the class that a slot stands for; KeyError for a name that is none."""
+        return _source(type(self.modules[slot]))
+
+    def install(
+        self,
+        side: str,
+        candidate: Candidate,
+        native: Sequence[Mapping[str, str]],
+        derived: Sequence[Mapping[str, Mapping[str, torch.Tensor]]],
+    ) -> ReloadReport:
+        """In place of what the side had. Raises CandidateFailed, with the side as loaded."""
+        self.uninstall(side)
+        installed = Installed(candidate=candidate)
+        phases: dict[str, float] = {}
+        try:
+            start = time.perf_counter()
+            _check_settings(candidate)
+            parts = self._compiled(candidate, installed.undo)
+            claimed = self._claimed(parts)
+            phases["source"] = (time.perf_counter() - start) * 1e3
+            start = time.perf_counter()
+            derived_bytes = self._place(installed, parts, claimed, native, derived)
+            phases["prepare"] = (time.perf_counter() - start) * 1e3
+        except (Exception, SystemExit) as error:
+            with suppress(Exception):  # of two errors the first is the one to tell
+                installed.undo.close()
+            raise failed_by(error, FailureKind.INSTALL, "the install fails") from None
+        self._sides[side] = installed
+        declared = max((part.declared.reload for part in parts), key=lambda kind: kind.rank, default=Reload.HOT)
+        return ReloadReport(
+            candidate_id=candidate.id,
+            side=Side(side),
+            declared=declared,
+            actual=Reload.REWEIGHT if derived_bytes else Reload.HOT,
+            phases_ms=phases,
+            slots=tuple(sorted(installed.counts)),
+            derived_bytes=derived_bytes,
+        )
+
+    def uninstall(self, side: str) -> None:
+        """The side as loaded. Restores everything even when a part's close raises; then that is raised."""
+        if self.active == side:
+            self.activate("")
+        installed = self._sides.pop(side, None)
+        if installed is not None:
+            installed.undo.close()
+
+    def activate(self, side: str) -> None:
+        """Put a side's parts, and nothing else, onto the modules; "" takes all off."""
+        if side == self.active:
+            return
+        for name in self._forwards(self.active):
+            self.modules[name].__dict__.pop("forward", None)
+        for name, forward in self._forwards(side).items():
+            self.modules[name].__dict__["forward"] = forward
+        self.active = side
+
+    def candidate_of(self, side: str) -> str:
+        """Id of what is installed on a side; empty for as loaded."""
+        return self._sides[side].candidate.id if side in self._sides else ""
+
+    def reset_counts(self, side: str) -> None:
+        counts = self._sides[side].counts if side in self._sides else {}
+        for slot in counts:
+            counts[slot] = 0
+
+    def counts(self, side: str) -> dict[str, int]:
+        return dict(self._sides[side].counts) if side in self._sides else {}
+
+    def structure(self) -> str:
+        """Digest of what the tree is made of when no side is active: classes, instance forwards, hooks, where its weights lie."""
+        facts = [
+            (id(type(module)), "forward" in module.__dict__, len(module._forward_hooks), len(module._forward_pre_hooks))
+            for module in self.root.modules()
+        ]
+        weights = [parameter.data_ptr() for parameter in self.root.parameters()]
+        return bytes_hash(repr([facts, weights, self.root.training]).encode())
+
+    def _forwards(self, side: str) -> dict[str, Forward]:
+        return self._sides[side].forwards if side in self._sides else {}
+
+    def _compiled(self, candidate: Candidate, undo: ExitStack) -> list[CompiledPart]:
+        parts = []
+        for use in candidate.parts:
+            part = compile_part(use)
+            undo.callback(part.forget)
+            if part.declared.engine != "vllm":
+                raise failed(FailureKind.INSTALL, f"part {part.name} is for engine {part.declared.engine}, not vllm")
+            if part.declared.device not in ("any", "cpu"):
+                raise failed(FailureKind.INSTALL, f"part {part.name} needs a {part.declared.device} device")
+            parts.append(part)
+        return parts
+
+    def _claimed(self, parts: Sequence[CompiledPart]) -> list[tuple[str, ...]]:
+        """For each part the concrete slots that it claims. Raises CandidateFailed for conflicts and for claims of nothing."""
+        table = self.slots()
+        claimed, covered = [], []
+        for part in parts:
+            found = [slot for claim in part.declared.claims for slot in table.matching(claim)]
+            if not found:
+                claims = list(part.declared.claims)
+                raise failed(FailureKind.INSTALL, f"part {part.name} claims {claims}, which no slot here matches")
+            for slot in found:
+                if part.declared.replaces not in ("", slot.stands_for):
+                    kind = f"replaces {part.declared.replaces}, but slot {slot.name} is a {slot.stands_for}"
+                    raise failed(FailureKind.INSTALL, f"part {part.name} {kind}")
+            claimed.append(tuple(dict.fromkeys(slot.name for slot in found)))
+            covered.append(covered_slots(table, part.declared.claims, part.declared.keeps))
+        for index, part in enumerate(parts):
+            for other in range(index):
+                shared = conflicts(parts[other].declared, covered[other], part.declared, covered[index])
+                if shared:
+                    pair = f"parts {parts[other].name} and {part.name}"
+                    raise failed(FailureKind.INSTALL, f"{pair} both cover {min(shared)} (and {len(shared) - 1} more)")
+        return claimed
+
+    def _place(
+        self,
+        installed: Installed,
+        parts: Sequence[CompiledPart],
+        claimed: Sequence[tuple[str, ...]],
+        native: Sequence[Mapping[str, str]],
+        derived: Sequence[Mapping[str, Mapping[str, torch.Tensor]]],
+    ) -> int:
+        """An instance of its part for every claimed slot, prepared. Returns bytes of derived weights."""
+        total = 0
+        for index, (part, slots) in enumerate(zip(parts, claimed, strict=True)):
+            libraries = _libraries(part, native[index] if index < len(native) else {})
+            made = derived[index] if index < len(derived) else {}
+            domain = part.declared.parsed_domain
+            for slot in slots:
+                weights = _derived(part, made, slot)
+                total += sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+                fallback = installed.forwards.get(slot) or self.modules[slot].forward
+                context = VllmContext(
+                    weights=weights,
+                    config=self._config,
+                    device=torch.device("cpu"),
+                    threads=self._threads,
+                    settings={},
+                    native=libraries,
+                    slot=slot,
+                    layer=layer_of(slot),
+                    kv=None,
+                    step=self.step,
+                    keeps=self._kept(part, slot),
+                    fallback=fallback,
+                )
+                forward = _prepared(part, context, installed.undo)
+                installed.counts[slot] = 0
+                dispatch = _dispatcher(forward, fallback, domain, self.step, installed.counts, slot)
+                installed.forwards[slot] = dispatch
+        return total
+
+    def _kept(self, part: CompiledPart, slot: str) -> dict[str, torch.nn.Module]:
+        kept = {}
+        for name in part.declared.keeps:
+            if f"{slot}.{name}" not in self.modules:
+                raise failed(FailureKind.INSTALL, f"part {part.name} keeps {name}, which {slot} has not")
+            kept[name] = self.modules[f"{slot}.{name}"]
+        return kept
+
+
+def _dispatcher(
+    forward: Forward, fallback: Forward, domain: Domain, step: Step, counts: dict[str, int], slot: str
+) -> Forward:
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        if step.within(domain):
+            counts[slot] += 1
+            return forward(*args, **kwargs)
+        return fallback(*args, **kwargs)
+
+    return dispatch
+
+
+def _check_settings(candidate: Candidate) -> None:
+    for name, value in candidate.settings.items():
+        raise failed(FailureKind.INSTALL, f"setting {name}={value}: the vllm engine takes its arguments at load only")
+    for name, degree in candidate.parallelism.items():
+        if degree != 1:
+            raise failed(FailureKind.INSTALL, f"parallelism {name}={degree}: the vllm engine runs with one rank")
+
+
+def _prepared(part: CompiledPart, context: VllmContext, undo: ExitStack) -> Forward:
+    """The forward of a fresh instance, prepared; its close is on the stack."""
+    params = bound_params(part.use, part.declared)
+    try:
+        with torch.inference_mode():
+            instance = part.cls()
+            if hasattr(instance, "prepare"):
+                instance.prepare(context, params)
+    except (Exception, SystemExit) as error:
+        raise failed_by(error, FailureKind.INSTALL, f"part {part.name}: prepare fails at {context.slot}") from None
+    if hasattr(instance, "close"):
+        undo.callback(instance.close)
+    forward: Forward = instance.forward
+    return forward
+
+
+def _libraries(part: CompiledPart, paths: Mapping[str, str]) -> dict[str, Any]:
+    missing = sorted(set(part.declared.native) - set(paths))
+    if missing:
+        raise failed(FailureKind.BUILD, f"part {part.name}: library {missing[0]} was not built")
+    try:
+        return {name: ctypes.CDLL(paths[name]) for name in part.declared.native}
+    except OSError as error:
+        raise failed_by(error, FailureKind.INSTALL, f"part {part.name}: a library does not load") from None
+
+
+def _derived(
+    part: CompiledPart, made: Mapping[str, Mapping[str, torch.Tensor]], slot: str
+) -> Mapping[str, torch.Tensor]:
+    if not part.has_weights:
+        return {}
+    if slot not in made:
+        raise failed(FailureKind.BUILD, f"part {part.name}: the derived weights of {slot} are missing")
+    return made[slot]
+
+
+def _slot(name: str, module: torch.nn.Module) -> Slot:
+    kind: Any = type(module)
+    signature, digest = _described(kind)
+    return Slot(
+        name=name, stands_for=kind.__name__, signature=signature, reference_sha256=digest, lowest_tier=Tier.FAST
+    )
+
+
+@cache
+def _described(kind: Any) -> tuple[str, str]:
+    signature = inspect.signature(kind.forward)
+    own = signature.replace(parameters=[p for name, p in signature.parameters.items() if name != "self"])
+    return str(own), bytes_hash(_source(kind).encode())
+
+
+def _source(kind: type) -> str:
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):
+        return f"# {kind.__module__}.{kind.__qualname__} has no Python source\n"

@@ -1,0 +1,98 @@
+"""The vLLM engine: a live vLLM on the CPU that stays up while parts come and go on its own module tree.
+
+    VllmEngine ── as the decoder engine: Judge, pairs, verdicts ──► children that each hold a loaded vLLM (`engines.vllm`)
+
+Needs a venv with vLLM (`scripts/install-vllm.sh`); one rank; the whole model on both tiers, since vLLM loads no cuts. Not tried on a GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from engines.build import BuiltCandidate, build_candidate
+from engines.decoder_engine import DecoderEngine
+from engines.judge.install import Builder, PartFiles
+from engines.prepare.store import open_weights
+from engines.stable import Recipe, Stable
+from engines.vllm.environment import find_python, versions
+from engines.vllm.stable import VllmStable, llm_arguments
+from engines.vllm.weights import vllm_module_names
+from hotpass.errors import InputError
+from hotpass.records.candidate import Candidate
+from hotpass.records.deployment import Deployment, ModelRef
+from hotpass.records.measurement import BaselineMeasurement, Environment, Tier
+from hotpass.records.shapes import ShapeRow
+
+
+class VllmEngine(DecoderEngine):
+    """Implements `engines.protocol.Engine` and `ProvesReloads`; has no baselines of transformers."""
+
+    def __init__(
+        self,
+        name: str = "vllm-0",
+        *,
+        python: str = "",
+        arguments: Mapping[str, object] | None = None,
+        **options: object,
+    ) -> None:
+        """`python`: of the venv with vLLM; found by default. `arguments`: of `vllm.LLM`, as `{"enforce_eager": False}`. `options`: as
+        the decoder engine's. Raises InputError where vLLM is not installed.
+        """
+        super().__init__(name, **options)  # type: ignore[arg-type]
+        self._python = python or find_python()
+        self._arguments = dict(arguments or {})
+
+    def baselines(self) -> Sequence[str]:
+        """None: transformers' own loop is the decoder engine's denominator."""
+        return ()
+
+    def measure_baseline(
+        self, name: str, rows: Sequence[ShapeRow], seed: int, deadline_seconds: float
+    ) -> BaselineMeasurement:
+        raise InputError("baseline", name, "is not measured by the vllm engine", "ask a decoder engine")
+
+    def _cuts(self, deployment: Deployment, tier: Tier) -> tuple[tuple[int, ...], ...]:
+        if (self._device or deployment.hardware.device) != "cpu":
+            raise InputError("device", deployment.hardware.device, "is not one of the vllm engine", "use cpu")
+        if deployment.model.layers is not None:
+            raise InputError("model", deployment.model.name, "is a cut", "give the vllm engine the whole model")
+        return (tuple(range(deployment.model.num_layers)),)
+
+    def _recipe(self, deployment: Deployment, cuts: tuple[tuple[int, ...], ...]) -> Recipe:
+        self._chunk_tokens = deployment.shapes.chunk_tokens
+        return super()._recipe(deployment, cuts)
+
+    def _new_stable(self, recipe: Recipe) -> Stable:
+        return VllmStable(recipe, self._python, {**llm_arguments(recipe, self._chunk_tokens), **self._arguments})
+
+    def _default_builder(self, deployment: Deployment, cuts: Sequence[tuple[int, ...]]) -> Builder:
+        return VllmBuilder(deployment.model, cache_dir=self._cache_dir, threads=self._threads)
+
+    def _environment_record(self, threads: int) -> Environment:
+        record = super()._environment_record(threads)
+        return dataclasses.replace(record, versions={**record.versions, **versions(self._python)})
+
+
+class VllmBuilder:
+    """Builds for a vLLM engine: slots by the names of vLLM's tree, derived weights from what it merges."""
+
+    def __init__(self, model: ModelRef, *, cache_dir: str = "", threads: int = 1) -> None:
+        self._model, self._cache_dir, self._threads = model, cache_dir or None, threads
+        self._names = vllm_module_names(open_weights(model))
+
+    def __call__(self, candidate: Candidate, seconds: float) -> Sequence[PartFiles]:
+        """Files, one entry a part. Raises CandidateFailed."""
+        return self.build(candidate, seconds).parts
+
+    def build(self, candidate: Candidate, deadline_seconds: float) -> BuiltCandidate:
+        """The same with what it took."""
+        return build_candidate(
+            candidate,
+            self._model,
+            self._names,
+            [tuple(range(self._model.num_layers))],
+            cache_dir=self._cache_dir,
+            threads=self._threads,
+            deadline_seconds=deadline_seconds,
+        )
