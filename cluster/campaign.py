@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cluster.briefing import write_briefing
 from cluster.clock import Clock, SimulatedClock, WallClock
 from cluster.events import EventLog
 from cluster.finish import measure_finalists, result_line
@@ -138,6 +139,8 @@ def opened_session(running: Running, journal: Journal) -> Iterator[tuple[Session
         session.candidates |= all_candidates(folder)
         running.view.changed(journal.state)
         session.start(build_while_loading(plan, machines, running.catalogue))
+        assert session.slot_table is not None
+        write_briefing(folder, session.slot_table, machines.compiler)
         yield session, machines
 
 

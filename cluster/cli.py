@@ -228,10 +228,38 @@ def _look(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
     candidates.add_argument("--json", action="store_true", help="as JSON")
     candidates.set_defaults(run="cluster.commands.look:candidates")
+    _proposers(commands)
     status = commands.add_parser("status", help="where a campaign stands")
     status.add_argument("folder", metavar="DIR")
     status.add_argument("--json", action="store_true", help="as JSON")
     status.set_defaults(run="cluster.commands.look:status")
+
+
+def _proposers(commands: argparse._SubParsersAction[_Parser]) -> None:
+    """What people, and programs that propose, read from and hand in to a campaign."""
+    board = commands.add_parser("board", help="read the message board of a campaign, or post to it")
+    board.add_argument("folder", metavar="DIR")
+    board.add_argument("--post", metavar="TEXT", help="what others should know; - reads it from stdin")
+    board.add_argument("--kind", metavar="K", help="finding, hypothesis, warning or question")
+    board.add_argument(
+        "--candidate", action="append", default=[], dest="candidates", metavar="ID", help="that --post is about"
+    )
+    board.add_argument(
+        "--evidence", action="append", default=[], type=int, metavar="N", help="number of an attempt; repeatable"
+    )
+    board.add_argument("--about", metavar="ID", help="show only posts about this candidate")
+    board.add_argument("--limit", type=int, default=50, metavar="N", help="newest posts shown (default 50)")
+    board.add_argument("--json", action="store_true", help="as JSON")
+    board.set_defaults(run="cluster.commands.board:board")
+    tool = commands.add_parser("tool", help="call one of the tools that agents have, as JSON")
+    tool.add_argument("folder", metavar="DIR")
+    tool.add_argument("name", nargs="?", metavar="TOOL", help="without it, the tools are listed")
+    tool.add_argument("arguments", nargs="?", default="{}", metavar="JSON", help="- reads them from stdin")
+    tool.add_argument("--schema", action="store_true", help="print the JSON schema of the arguments instead")
+    tool.set_defaults(run="cluster.commands.board:tool")
+    mcp = commands.add_parser("mcp", help="serve those tools to an MCP client (Claude Code, Codex, …) over stdio")
+    mcp.add_argument("folder", metavar="DIR")
+    mcp.set_defaults(run="cluster.commands.mcp:run")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

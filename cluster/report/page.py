@@ -13,6 +13,7 @@ from typing import Any
 
 from cluster.live import clock_text
 from cluster.report import charts
+from cluster.report.board import board_section, llm_section
 from cluster.report.data import ReportData, rejected_rows
 from hotpass.records.measurement import Estimate, Purpose, Verdict
 
@@ -32,7 +33,7 @@ def render(data: ReportData) -> str:
     title = f"{plan.deployment.model.name} · {plan.deployment.traffic.name} · {plan.deployment.hardware.name}"
     sections = [
         _header(data, title), _claims(data), _progress(data), _gains(data), _shapes(data), _baselines(data),
-        _rejected(data), _sources(data), _environment(data), _reproduce(data),
+        _rejected(data), board_section(data), llm_section(data), _sources(data), _environment(data), _reproduce(data),
     ]  # fmt: skip
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

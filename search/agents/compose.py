@@ -11,7 +11,7 @@ from hotpass.errors import InputError, nearest
 from hotpass.parts import declaration
 from hotpass.records.candidate import Candidate, Numerics, PartSource, PartUse
 from hotpass.records.deployment import Deployment
-from hotpass.records.slots import SlotTable
+from hotpass.records.slots import Slot, SlotTable
 from hotpass.settings import DEFAULTS, check_setting
 from search.agents.tools import PartArgument, Value
 from search.options import Option
@@ -93,7 +93,11 @@ class Composer:
             why = space.left_out.get(use.source.name, "does not apply here")
             claims = declaration(use.source).claims
             unknown = [claim for claim in claims if not self.slots.matching(claim)]
-            remedy = nearest(unknown[0], _claims(self.slots)) if unknown else "see the tools `slots` and `catalogue`"
+            remedy = (
+                nearest(unknown[0], [claim for claim, _, _ in by_claim(self.slots)])
+                if unknown
+                else "see the tools `slots` and `catalogue`"
+            )
             raise InputError(f"part {use.source.name}", ", ".join(claims), why, remedy)
         for name, value in use.params.items():
             if value not in option.params[name]:
@@ -137,7 +141,10 @@ def _clash(space: Space, option: Option, other: Option) -> bool:
     return option.key == other.key or same_place or space.clashes(option, [other])
 
 
-def _claims(slots: SlotTable) -> list[str]:
-    """Slot names with layer numbers as `*`, each once."""
-    names = [".".join("*" if piece.isdigit() else piece for piece in name.split(".")) for name in slots.names()]
-    return list(dict.fromkeys(names))
+def by_claim(table: SlotTable) -> list[tuple[str, Slot, int]]:
+    """Slots that differ in their layer alone as one row: (claim pattern, the first of them, how many)."""
+    groups: dict[str, list[Slot]] = {}
+    for slot in table.slots:
+        pattern = ".".join("*" if piece.isdigit() else piece for piece in slot.name.split("."))
+        groups.setdefault(pattern, []).append(slot)
+    return [(claim, group[0], len(group)) for claim, group in groups.items()]
