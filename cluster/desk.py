@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from actors.lease import MeasuringLease
-from cluster import answers
+from cluster import telling
 from cluster.briefing import read_briefing, read_sources, write_sources
 from cluster.events import writer_of
 from cluster.follow import Follower
@@ -81,7 +81,7 @@ class CampaignDesk:
             and (about is None or about in row.post.candidates)
             and (asked.before is None or row.seq < asked.before)
         ]
-        return {"posts": [answers.post(state, row) for row in rows[: asked.limit]], "more": len(rows) > asked.limit}
+        return {"posts": [telling.post(state, row) for row in rows[: asked.limit]], "more": len(rows) > asked.limit}
 
     def post(self, author: str, asked: tools.WritePost) -> Json:
         known = {row.seq for row in self.follower.refresh().attempts}
@@ -97,7 +97,7 @@ class CampaignDesk:
         return {
             "engine": table.engine,
             "version": table.version,
-            "slots": [answers.slot_line(*row) for row in by_claim(table)],
+            "slots": [telling.slot_line(*row) for row in by_claim(table)],
         }
 
     def slot_source(self, author: str, asked: tools.SlotSource) -> Json:
@@ -108,7 +108,7 @@ class CampaignDesk:
         texts = self._sources()
         if claim not in texts:
             raise InputError("slot", asked.slot, "has no source in this engine", "write the part from its signature")
-        return {"claim": claim, "what": asked.what, **answers.page(texts[claim][asked.what], asked.from_line)}
+        return {"claim": claim, "what": asked.what, **telling.page(texts[claim][asked.what], asked.from_line)}
 
     def catalogue(self, author: str, asked: tools.Catalogue) -> Json:
         known = self._known()
@@ -119,26 +119,26 @@ class CampaignDesk:
         files = dict(known[asked.part].files)
         if asked.file not in files:
             raise InputError("file", asked.file, "is not of this part", nearest(asked.file, list(files)))
-        shown = answers.page(files[asked.file], asked.from_line)
+        shown = telling.page(files[asked.file], asked.from_line)
         return {**self._part_line(known[asked.part]), "files": sorted(files), "file": asked.file, **shown}
 
     def candidates(self, author: str, asked: tools.Candidates) -> Json:
         state = self.follower.refresh()
         infos = [i for i in state.candidates.values() if i.proposer.startswith(asked.proposer or "")]
         if asked.verdict is not None:
-            rows = {i.candidate_id: answers.best_row(state, i.candidate_id) for i in infos}
+            rows = {i.candidate_id: telling.best_row(state, i.candidate_id) for i in infos}
             wanted = Verdict(asked.verdict)
             infos = [i for i in infos if (row := rows[i.candidate_id]) and row.attempt.verdict is wanted]
-        ranked = answers.ranked(state, infos, asked.order)
-        return {"candidates": [answers.candidate_line(state, i) for i in ranked[: asked.limit]], "of": len(infos)}
+        ranked = telling.ranked(state, infos, asked.order)
+        return {"candidates": [telling.candidate_line(state, i) for i in ranked[: asked.limit]], "of": len(infos)}
 
     def candidate(self, author: str, asked: tools.OneCandidate) -> Json:
         state, found = self.follower.refresh(), self.follower.find(asked.candidate)
-        files = answers.sources(found)
+        files = telling.sources(found)
         if asked.file is not None and asked.file not in files:
             raise InputError("file", asked.file, "is not of this candidate", nearest(asked.file, list(files)))
         info = state.candidates.get(found.id)
-        shown = answers.page(files[asked.file], asked.from_line) if asked.file else {}
+        shown = telling.page(files[asked.file], asked.from_line) if asked.file else {}
         return {
             "candidate": found.id,
             "what": found.label,
@@ -148,7 +148,7 @@ class CampaignDesk:
             "proposer": info.proposer if info else "",
             "hypothesis": info.hypothesis if info else "",
             "parents": [parent[:10] for parent in info.parents] if info else [],
-            "attempts": [answers.attempt(row) for row in state.attempts_of(found.id)],
+            "attempts": [telling.attempt(row) for row in state.attempts_of(found.id)],
             "files": sorted(files),
             **shown,
         }
@@ -162,7 +162,7 @@ class CampaignDesk:
         return {
             "kind": "simulated" if self.plan.spec.engine == "fake" else "measured",
             "concurrency": self.plan.deployment.concurrency,
-            "rows": [answers.shape_line(row, loaded, best, floors) for row in rows],
+            "rows": [telling.shape_line(row, loaded, best, floors) for row in rows],
         }
 
     def profile(self, author: str, asked: tools.NoArguments) -> Json:
@@ -252,7 +252,7 @@ class CampaignDesk:
     def _result(self, ticket: Ticket) -> Json:
         state, found = self.follower.refresh(), self.inbox.result(ticket)
         rows = state.attempts_of(ticket.candidate_id)
-        answer = {"candidate": ticket.candidate_id, "attempts": [answers.attempt(row) for row in rows]}
+        answer = {"candidate": ticket.candidate_id, "attempts": [telling.attempt(row) for row in rows]}
         if isinstance(found, Standing):
             return {**answer, "standing": found.value, "reason": ticket.reason}
         return {**answer, "standing": "measured", "is_incumbent": ticket.candidate_id == state.incumbent_id}
@@ -274,7 +274,7 @@ class CampaignDesk:
         return self.composer.sources(parts, self._known())
 
     def _part_line(self, source: PartSource) -> dict[str, Json]:
-        return answers.part_line(declaration(source), source.name, self.composer.why_not(source))
+        return telling.part_line(declaration(source), source.name, self.composer.why_not(source))
 
     def _sources(self) -> dict[str, dict[str, str]]:
         """Of the slots, made once a campaign when somebody first asks."""

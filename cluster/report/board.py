@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from cluster import answers
+from cluster import telling
 from cluster.live import clock_text
 from cluster.report.data import ReportData
 from search.agents.spend import LlmSpend
@@ -19,7 +19,7 @@ def board_section(data: ReportData) -> str:
         return ""
     rows = []
     for row in state.posts[-SHOWN_POSTS:]:
-        shown = answers.post(state, row)
+        shown = telling.post(state, row)
         evidence = [
             f"{escape(item['candidate'])} {escape(item['verdict'])}"
             + (f" {item['speedup_over_loaded']['value']:.2f}×" if item["speedup_over_loaded"] else "")
