@@ -20,7 +20,7 @@ if ! "$venv/bin/python" -c 'import torch' >/dev/null 2>&1; then
     $pip install --quiet ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch==2.13.0"
 fi
 echo "install: hotpass and its libraries" >&2
-$pip install --quiet --editable ".[dev,agents]"
+$pip install --quiet --editable ".[dev,agents,mcp]"
 if command -v c++ >/dev/null 2>&1 || command -v g++ >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1; then
     echo "install: a C++ compiler is here: parts in C++ can be built" >&2
 else

@@ -20,6 +20,7 @@ ALLOWED = {
     "optuna": ("search/",),
     "litellm": ("search/",),
     "mlflow": ("cluster/ledger.py",),
+    "mcp": ("cluster/commands/mcp.py",),
     "ray": ("actors/", "cluster/"),
 }
 """Library → where it may be imported."""
