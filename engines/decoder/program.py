@@ -19,6 +19,7 @@ from engines.decoder.batch import build_batch
 from engines.decoder.install import install
 from engines.decoder.kv import KvPool
 from engines.decoder.own_cache import OwnCache
+from engines.decoder.proof import PROBE_CONTEXT, PROBE_SLOTS, Proof
 from engines.decoder.reference import (
     PLAIN_FAMILIES,
     Net,
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
     from engines.prepare.store import WeightStore
 
 SIDES = ("incumbent", "candidate", "reference")
-PROBE_TOKENS = 5
-PROBE_CONTEXT = 16
 
 
 class DecoderProgram:
@@ -94,10 +93,10 @@ class DecoderProgram:
                 self._sides[name, cut] = self._new_side(name, cut, self._dtype)
         skeleton_at = time.perf_counter()
         self._probe = self._new_probe()
+        self._proof = Proof(self._probe, self._device)
         self._born = fingerprint.watched_callables(self._classes())
         fingerprint.start_worker_threads(max(threads, usable_cores()), threads)
-        with torch.inference_mode():
-            self._probe_logits(self._probe)
+        self._proof.warm_up()
         return {
             "weights": (weights_at - start) * 1e3,
             "skeleton": (skeleton_at - weights_at - self._kv_seconds) * 1e3,
@@ -239,20 +238,20 @@ class DecoderProgram:
 
     def state(self) -> Mapping[str, str]:
         """Random numbers and the environment are a candidate's own business while it is installed."""
-        flags = {**fingerprint.flags(self._born, self._classes()), "trees": self._changed_trees()}
+        changed = self._proof.changed(self._trees())
+        flags = {**fingerprint.flags(self._born, self._classes()), "trees": ", ".join(sorted(changed))}
         return {name: value for name, value in flags.items() if name not in ("random", "environment")}
 
     def fingerprint(self) -> Fingerprint:
-        """The probe runs on its own tree and on every tree that has nothing installed: all must agree bit for bit."""
+        """Of the process, and the proof of its trees (`proof`), by the threads it was loaded with."""
         threads = torch.get_num_threads()
         torch.set_num_threads(self._threads)
-        trees = [self._probe, *(side for side in self._sides.values() if self._can_probe(side))]
-        with torch.inference_mode():
-            digests = {fingerprint.logits_digest(self._probe_logits(tree)) for tree in trees}
+        changed = self._proof.changed(self._trees())
+        digests = self._proof.digests(self._sides.values(), changed.values())
         torch.set_num_threads(threads)
         return Fingerprint(
-            probe_sha256=" ".join(sorted(digests)),
-            flags={**fingerprint.flags(self._born, self._classes()), "trees": self._changed_trees()},
+            probe_sha256=" ".join(digests),
+            flags={**fingerprint.flags(self._born, self._classes()), "trees": ", ".join(sorted(changed))},
             threads_alive=fingerprint.threads_alive(),
             children_alive=fingerprint.children_alive(),
             resident_bytes=fingerprint.resident_bytes(),
@@ -325,7 +324,7 @@ class DecoderProgram:
 
     def _new_probe(self) -> DecoderSide:
         cut = self._shallowest
-        kv = self._pool(cut, None, num_slots=1, max_context=PROBE_CONTEXT)
+        kv = self._pool(cut, None, num_slots=PROBE_SLOTS, max_context=PROBE_CONTEXT)
         return DecoderSide("probe", self._new_net(cut, self._dtype, StepState(kv)), kv, self._plan, self._threads, None)
 
     def _tried(self, cut: int) -> str:
@@ -359,35 +358,11 @@ class DecoderProgram:
             self._tables[cut] = slot_table(self._loaded("incumbent", cut).net)
         return self._tables[cut]
 
+    def _trees(self) -> dict[str, DecoderSide]:
+        return {f"{name}/{cut}": side for (name, cut), side in self._sides.items()}
+
     def _classes(self) -> set[type]:
         return {type(module) for module in self._probe.net.modules.values()}
-
-    def _can_probe(self, side: DecoderSide) -> bool:
-        return side.installed is None and side.name != "reference" and side.net.config is self._probe.net.config
-
-    def _changed_trees(self) -> str:
-        """Sides with nothing installed whose tree is not what it was at birth, as `candidate/1`."""
-        trees = {f"{name}/{cut}": side for (name, cut), side in self._sides.items()} | {"probe": self._probe}
-        changed = [name for name, side in trees.items() if side.installed is None and side.structure() != side.born]
-        return ", ".join(sorted(changed))
-
-    def _probe_logits(self, side: DecoderSide) -> list[torch.Tensor]:
-        """Prefill and a decode step on fixed tokens, in the probe's own KV, as loaded."""
-        tokens = (torch.arange(1, PROBE_TOKENS + 2, device=self._device) * 37) % side.vocab_size
-        first = build_batch(tokens[:PROBE_TOKENS], contexts=[0], query_lens=[PROBE_TOKENS], slots=[0])
-        then = build_batch(tokens[PROBE_TOKENS:], contexts=[PROBE_TOKENS], query_lens=[1], slots=[0])
-        if self._reason:
-            own = OwnCache(side.net.config, side.net.model, dtype=self._dtype, device=self._device, batched=False)
-            return [own.forward(batch, side.kv) for batch in (first, then)]
-        kv, side.step.kv = side.step.kv, self._probe.kv
-        try:
-            logits = []
-            for batch in (first, then):
-                side.step.begin(batch)
-                logits.append(side.net.forward(batch, self._probe.kv))
-            return logits
-        finally:
-            side.step.kv = kv
 
 
 def _on_device(weights: WeightStore, device: torch.device) -> Any:

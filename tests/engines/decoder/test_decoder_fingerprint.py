@@ -108,3 +108,37 @@ def test_an_honest_candidate_leaves_nothing(world):
         assert after.children_alive == 0
         assert after.threads_alive >= 1
         assert after.resident_bytes > 1 << 24
+
+
+def test_an_attribute_a_buffer_or_a_child_that_is_another_changes_the_tree(world):
+    side = world.program._loaded("incumbent", 1)
+    norm, rotary = side.net.modules["model.norm"], side.net.modules["model.rotary_emb"]
+    layers = side.net.modules["model.layers"]
+    first, epsilon, frequencies = layers._modules["0"], norm.variance_epsilon, rotary.inv_freq.clone()
+    changes = [
+        (lambda: setattr(norm, "variance_epsilon", 2 * epsilon), lambda: setattr(norm, "variance_epsilon", epsilon)),
+        (lambda: rotary.inv_freq.mul_(2), lambda: rotary.inv_freq.copy_(frequencies)),
+        (lambda: layers._modules.update({"0": layers._modules["1"]}), lambda: layers._modules.update({"0": first})),
+        (lambda: norm.__dict__.update(_call_impl=norm.forward), lambda: norm.__dict__.pop("_call_impl")),
+    ]
+    for change, put_back in changes:
+        change()
+        assert world.program.state()["trees"] == "incumbent/1"
+        put_back()
+        assert world.program.state()["trees"] == ""
+
+
+def test_every_tree_is_asked_in_turn_and_the_changed_one_at_once(world, monkeypatch):
+    asked = []
+    proof = world.program._proof
+    answer = proof._answered
+    monkeypatch.setattr(proof, "_answered", lambda side, batch: asked.append(side.name) or answer(side, batch))
+    for _ in range(4):
+        world.program.fingerprint()
+    shallow = [name for (name, cut) in world.program._sides if cut == world.program._shallowest and name != "reference"]
+    assert sorted(asked[-3:]) == sorted([*shallow, "probe"])
+    asked.clear()
+    world.program._loaded("candidate", world.program._shallowest).forward = lambda batch, kv: None
+    world.program.fingerprint()
+    world.program.fingerprint()
+    assert asked.count("candidate") >= 2
