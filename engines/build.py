@@ -9,22 +9,24 @@ what the machine lacks raises MachineError. What is not here: loading any of it 
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from engines.build_derived import derive_weights, derives_weights
 from engines.build_native import ALLOWED_FLAGS, Compiler, build_native, find_compiler
 from engines.build_run import build_failed
 from engines.build_worker import Job
 from engines.judge.install import PartFiles
-from engines.prepare.store import layer_of, open_weights, with_layer
+from engines.prepare.store import MODULE_FILE, layer_of, open_weights, with_layer
 from hotpass.errors import InputError
 from hotpass.parts import PartDeclaration, declaration
 from hotpass.records.candidate import Candidate, PartUse
 from hotpass.records.deployment import ModelRef
-from hotpass.records.slots import SlotTable, claim_matches
+from hotpass.records.slots import ANY_DEPTH, SlotTable, claim_matches
 
 __all__ = [
     "ALLOWED_FLAGS", "BuiltCandidate", "CandidateBuilder", "Compiler", "build_candidate", "build_native", "derive_weights",
@@ -33,6 +35,7 @@ __all__ = [
 
 WHOLE = "model"
 """The slot of the whole forward."""
+NO_CLASSES: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,11 +134,22 @@ def module_names(model: ModelRef) -> tuple[str, ...]:
     return tuple(names)
 
 
-def jobs_of_cut(declared: PartDeclaration, names: Sequence[str], cut: Sequence[int]) -> dict[str, Job]:
-    """Concrete slot of the cut → what has to be derived for it."""
+def module_classes(model: ModelRef) -> dict[str, str]:
+    """Path → class, of a module; empty for a language model, whose claims by path need no classes."""
+    path = Path(model.folder) / MODULE_FILE
+    return dict(json.loads(path.read_text())["classes"]) if path.exists() else {}
+
+
+def jobs_of_cut(
+    declared: PartDeclaration, names: Sequence[str], cut: Sequence[int], classes: Mapping[str, str] = NO_CLASSES
+) -> dict[str, Job]:
+    """Concrete slot of the cut → what has to be derived for it. `classes` decides where a claim names a class at any depth."""
     jobs: dict[str, Job] = {}
     for name in names:
-        if not any(claim_matches(claim, name) for claim in declared.claims):
+        claims = [claim for claim in declared.claims if claim_matches(claim, name)]
+        if declared.replaces and classes.get(name, declared.replaces) != declared.replaces:
+            claims = [claim for claim in claims if ANY_DEPTH not in claim.split(".")]
+        if not claims:
             continue
         layer = layer_of(name)
         if name == WHOLE:
@@ -169,7 +183,8 @@ def _derived(
     """For each cut: concrete slot → file; empty for a part without `weights`."""
     if not derives_weights(use.source):
         return tuple({} for _ in cuts)
-    wanted = [jobs_of_cut(declared, names, cut) for cut in cuts]
+    classes = module_classes(model)
+    wanted = [jobs_of_cut(declared, names, cut, classes) for cut in cuts]
     jobs = list(dict.fromkeys(job for cut in wanted for job in cut.values()))
     files = derive_weights(use, model, jobs, cache_dir=cache_dir, threads=threads, deadline_seconds=deadline_seconds)
     return tuple({slot: files[job] for slot, job in cut.items()} for cut in wanted)

