@@ -4,7 +4,9 @@ it, so that no engine waits for a compiler. What it makes is kept by content in 
 
 from __future__ import annotations
 
-from actors.spec import EngineSpec, make_builder
+from dataclasses import replace
+
+from actors.spec import EngineSpec, make_builder, wider_bits
 from engines.program import CandidateFailed
 from hotpass.records.candidate import Candidate
 from hotpass.records.deployment import Deployment
@@ -17,6 +19,7 @@ class BuilderServer:
     def __init__(self, spec: EngineSpec, deployment: Deployment, deadline_seconds: float) -> None:
         self.spec = spec
         self.deadline_seconds = deadline_seconds
+        self.deployment = deployment
         self._builder = None if spec.kind == "fake" else make_builder(spec, deployment)
 
     def build(self, candidate: Candidate) -> Failure | None:
@@ -28,6 +31,13 @@ class BuilderServer:
         except CandidateFailed as failed:
             return failed.failure
         return None
+
+    def widen(self) -> None:
+        """Build for the next deeper cuts from now on, as the engine does after its own `widen`."""
+        wider = wider_bits(self.spec, self.deployment)
+        if wider is not None:
+            self.spec = replace(self.spec, narrowest_bits=wider)
+            self._builder = None if self.spec.kind == "fake" else make_builder(self.spec, self.deployment)
 
     def has_compiler(self) -> bool:
         """Whether native parts can be built here; the fake builds nothing, so everything can be."""

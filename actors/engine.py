@@ -12,11 +12,11 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from actors.lease import MeasuringLease
-from actors.spec import EngineMaker, EngineSpec, make_engine
+from actors.spec import EngineMaker, EngineSpec, cuts_of, make_engine, wider_bits
 from engines.program import CandidateFailed
 from engines.protocol import Engine, MeasuresBaselines
 from hotpass.errors import EngineDied
@@ -123,6 +123,17 @@ class EngineServer:
         except CandidateFailed as failed:
             return Evidence(agreement=None, weights_unchanged=able.verify_weights(), problem=failed.failure.message)
         return Evidence(agreement=agreement, weights_unchanged=able.verify_weights())
+
+    def widen(self) -> tuple[int, ...]:
+        """Load again with the next deeper cuts on the fast tier. Their depths; nothing when the whole model is measured already."""
+        assert self._deployment is not None
+        wider = wider_bits(self.spec, self._deployment)
+        if wider is None:
+            return ()
+        self.spec = replace(self.spec, narrowest_bits=wider)
+        with self._lease():
+            self._again(Tier.FAST)
+        return tuple(len(cut) for cut in cuts_of(self.spec, self._deployment))
 
     def _able(self) -> MeasuresBaselines | None:
         return cast(MeasuresBaselines, self.engine) if hasattr(self.engine, "measure_baseline") else None

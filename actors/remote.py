@@ -10,12 +10,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from actors.builder import BuilderServer
 from actors.engine import EngineServer, Evidence, Measured, node_facts
 from actors.errors import ray_errors, translated
-from actors.spec import EngineSpec
+from actors.spec import EngineSpec, wider_bits
 from hotpass.errors import EngineDied, MachineError
 from hotpass.records.candidate import Candidate
 from hotpass.records.deployment import Deployment
@@ -96,12 +97,34 @@ class RemoteEngine:
         found: Evidence = self._ask("evidence", candidate, seed, noise_abs)
         return found
 
+    def widen(self) -> Sequence[int]:
+        depths: tuple[int, ...] = self._ask("widen", timeout=LOAD_SECONDS)
+        if depths and self._deployment is not None:  # one that is made again has them too
+            wider = wider_bits(self.spec, self._deployment[0])
+            self.spec = self.spec if wider is None else replace(self.spec, narrowest_bits=wider)
+        return depths
+
     def submit(self, assignment: Assignment) -> Future[Measured]:
-        """An actor that died at the last call is made and loaded again first."""
-        if self._actor is None:
-            self._start()
-            if self._deployment is not None:
-                self.load(*self._deployment)
+        """An actor that died at the last call is made and loaded again first, beside the caller: others measure meanwhile."""
+        if self._actor is not None:
+            return self._submitted(assignment)
+        target: Future[Measured] = Future()
+
+        def revive() -> None:
+            try:
+                self._start()
+                if self._deployment is not None:
+                    self.load(*self._deployment)
+                source = self._submitted(assignment)
+            except Exception as error:
+                target.set_exception(error)
+                return
+            source.add_done_callback(lambda done: _pass_on(done, target))
+
+        threading.Thread(target=revive, name=f"{self.name} again", daemon=True).start()
+        return target
+
+    def _submitted(self, assignment: Assignment) -> Future[Measured]:
         reference = self._actor.measure.remote(assignment)
         patience = assignment.deadline_seconds + LEASE_SECONDS + GRACE_SECONDS
         return watched(reference.future(), patience, self._kill, self._lost)
@@ -154,24 +177,52 @@ class RemoteEngine:
 
 
 class RemoteBuilder:
-    """A builder server in an actor; it sees no GPU."""
+    """A builder server in an actor, made again after its process died; it sees no GPU."""
 
     def __init__(self, spec: EngineSpec, deployment: Deployment, deadline_seconds: float) -> None:
-        import ray
-
-        with ray_errors():
-            self._actor = ray.remote(BuilderServer).options(num_cpus=0, num_gpus=0, max_restarts=1).remote(
-                spec, deployment, deadline_seconds
-            )  # fmt: skip
-            self.has_compiler: bool = ray.get(self._actor.has_compiler.remote(), timeout=START_SECONDS)
+        self._made_from = (spec, deployment, deadline_seconds)
+        self._actor: Any = None
+        self.has_compiler = self._start()
 
     def submit(self, candidate: Candidate) -> Future[Failure | None]:
-        return watched(self._actor.build.remote(candidate).future(), CALL_SECONDS, self.close, lambda: None)
+        if self._actor is None:
+            self._start()
+        return watched(self._actor.build.remote(candidate).future(), CALL_SECONDS, self.close, self._lost)
+
+    def widen(self) -> None:
+        """The next one that is made builds for deeper cuts."""
+        spec, deployment, deadline_seconds = self._made_from
+        wider = wider_bits(spec, deployment)
+        if wider is not None:
+            self._made_from = (replace(spec, narrowest_bits=wider), deployment, deadline_seconds)
+            self.close()
 
     def close(self) -> None:
         import ray
 
-        ray.kill(self._actor)
+        actor, self._actor = self._actor, None
+        if actor is not None:
+            ray.kill(actor)
+
+    def _start(self) -> bool:
+        import ray
+
+        with ray_errors():
+            remote = ray.remote(BuilderServer).options(num_cpus=0, num_gpus=0, max_restarts=0)
+            self._actor = remote.remote(*self._made_from)
+            has_compiler: bool = ray.get(self._actor.has_compiler.remote(), timeout=START_SECONDS)
+            return has_compiler
+
+    def _lost(self) -> None:
+        self._actor = None
+
+
+def _pass_on(done: Future[T], target: Future[T]) -> None:
+    error = done.exception()
+    if error is None:
+        target.set_result(done.result())
+    else:
+        target.set_exception(error)
 
 
 def watched(

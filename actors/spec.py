@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from actors.requests import replay_maker
@@ -43,6 +43,8 @@ class EngineSpec:
     seed: int = 0
     traffic: Traffic | None = None
     """Requests that the slow tier may replay (`actors.requests.sample`); None for the fake, which replays none."""
+    narrowest_bits: float = NARROWEST_BITS
+    """Of a weight in any candidate: the fewer, the deeper are the cuts of the fast tier."""
     visible_devices: str | None = None
     """CUDA_VISIBLE_DEVICES set before the engine starts; None leaves what the process has."""
 
@@ -64,15 +66,31 @@ def make_engine(spec: EngineSpec, deployment: Deployment) -> Engine:
 def make_builder(spec: EngineSpec, deployment: Deployment) -> CandidateBuilder:
     """What builds for a decoder engine: the same inside the engine and ahead of it, so that both find the same files."""
     from engines.build import CandidateBuilder
-    from engines.cuts import choose_cuts
 
-    llc_bytes = deployment.hardware.last_level_cache_bytes
     return CandidateBuilder(
         deployment.model,
-        choose_cuts(deployment.model, llc_bytes, NARROWEST_BITS),
+        cuts_of(spec, deployment),
         cache_dir=spec.cache_dir or None,
         threads=spec.threads or deployment.hardware.num_devices,
     )
+
+
+def cuts_of(spec: EngineSpec, deployment: Deployment) -> tuple[tuple[int, ...], ...]:
+    """Layers of each depth that an engine of this spec measures, the whole model last."""
+    from engines.cuts import choose_cuts
+
+    return choose_cuts(deployment.model, deployment.hardware.last_level_cache_bytes, spec.narrowest_bits)
+
+
+def wider_bits(spec: EngineSpec, deployment: Deployment) -> float | None:
+    """`narrowest_bits` of the next deeper cuts; None when the fast tier is the whole model already."""
+    now = cuts_of(spec, deployment)
+    bits = spec.narrowest_bits
+    while len(now) > 1:
+        bits /= 1.25
+        if cuts_of(replace(spec, narrowest_bits=bits), deployment) != now:
+            return bits
+    return None
 
 
 def _fake(spec: EngineSpec) -> Engine:
@@ -97,7 +115,7 @@ def _decoder(spec: EngineSpec, deployment: Deployment) -> Engine:
         seed=spec.seed,
         builder=make_builder(spec, deployment),
         requests=requests,
-        narrowest_bits=NARROWEST_BITS,
+        narrowest_bits=spec.narrowest_bits,
     )
 
 

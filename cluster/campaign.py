@@ -24,6 +24,7 @@ from cluster.events import EventLog
 from cluster.finish import measure_finalists, result_line
 from cluster.floors import bounds_ms, suspect_ms
 from cluster.folder import all_candidates
+from cluster.intake import Intake
 from cluster.journal import FOLDER, Journal
 from cluster.ledger import Mirror, open_mirror
 from cluster.loop import SearchLoop
@@ -39,6 +40,7 @@ from hotpass.errors import HotpassError
 from hotpass.records.candidate import AS_LOADED, Numerics, PartSource, Proposal
 from hotpass.records.measurement import Failure
 from search.catalogue import load_catalogue
+from search.inbox import Inbox
 from search.proposers import needs_building
 
 RESULT_FILE = "result.json"
@@ -171,6 +173,7 @@ def _run(session: Session, machines: Machines, running: Running) -> dict[str, An
             build_ahead=machines.build_ahead,
             first=unfinished(session),
             halt=running.halt,
+            intake=Intake(Inbox(running.folder), session.journal, session.keep),
         )
         loop.run()
     measure_finalists(session)

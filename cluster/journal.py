@@ -50,8 +50,10 @@ class Journal:
             },
         )
 
-    def propose(self, proposal: Proposal) -> None:
-        self.write("proposal", proposal_payload(proposal))
+    def propose(self, proposal: Proposal, turn: int | None = None) -> None:
+        """`turn`: the one that the search was asked in; None for what was handed in."""
+        taken = {} if turn is None else {"turn": turn}
+        self.write("proposal", {**proposal_payload(proposal), **taken})
 
     def settle(self) -> None:
         """Everything written so far is acknowledged: it survives a kill."""

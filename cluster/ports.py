@@ -8,7 +8,7 @@ The Ray form of the first two is `actors.remote`. Futures resolve in any order; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
@@ -60,6 +60,10 @@ class EnginePort(Protocol):
         """What the release gates need beyond a measurement: greedy agreement on held-out text, weights hash."""
         ...
 
+    def widen(self) -> Sequence[int]:
+        """Load again with deeper cuts on the fast tier: their depths, or nothing when they are the whole model already."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -68,6 +72,10 @@ class BuilderPort(Protocol):
 
     def submit(self, candidate: Candidate) -> Future[Failure | None]:
         """None when it is built (or has nothing to build)."""
+        ...
+
+    def widen(self) -> None:
+        """Build for the deeper cuts that the engines have now."""
         ...
 
     def close(self) -> None: ...
@@ -91,15 +99,32 @@ class Proposer(Protocol):
         """What later draws follow from, given the same answers."""
         ...
 
-    def ask(self, incumbent: Candidate) -> Proposal | None:
-        """None when there is nothing left to try."""
+    @property
+    def borrowed(self) -> Sequence[str]:
+        """Candidates that the last `ask` wanted, and whose attempts it was told instead, since others had had them measured."""
+        ...
+
+    def sources(self) -> tuple[str, ...]:
+        """Names that `ask` takes now, in the order in which they go when all have earned alike; empty when nothing is left."""
+        ...
+
+    def ask(self, incumbent: Candidate, source: str = "") -> Proposal | None:
+        """None when that source (or, without one, everything) has nothing left to try."""
         ...
 
     def ask_serving(self, incumbent: Candidate) -> Proposal | None:
         """The incumbent with another setting of the serving loop, which only the slow tier can judge; None when none is left."""
         ...
 
+    def seen(self, candidates: Iterable[Candidate]) -> None:
+        """Candidates that others propose: never asked for here."""
+        ...
+
     def tell(self, candidate: Candidate, attempt: Attempt) -> None: ...
+
+    def give_up(self, candidate: Candidate) -> None:
+        """No answer will come: its measurement was lost with the machine."""
+        ...
 
 
 class View(Protocol):
@@ -155,6 +180,7 @@ class LocalEngine:
         self.baseline = server.baseline
         self.noise = server.noise
         self.evidence = server.evidence
+        self.widen = server.widen
         self.close = server.close
 
     def submit(self, assignment: Assignment) -> Future[Measured]:
@@ -166,6 +192,7 @@ class LocalBuilder:
 
     def __init__(self, server: BuilderServer) -> None:
         self.server = server
+        self.widen = server.widen
         self.close = server.close
 
     def submit(self, candidate: Candidate) -> Future[Failure | None]:

@@ -1,19 +1,23 @@
-"""The built-in proposer: each part once alone, then what is one change away from a new incumbent, then Optuna's compositions.
+"""The built-in proposer: each part once alone, what is one change away from a new incumbent, and Optuna's compositions.
 
 Everything is enqueued into one `search.study.Study`, which never gives a candidate twice; a resumed campaign rebuilds it by telling
-it the recorded attempts in order.
+it the recorded attempts in order. A part that somebody else proposed joins the space once it was timed: a linked study takes over
+what this one learned, and has the part once alone in the incumbent, since a new choice is otherwise drawn too rarely.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from hotpass.records.candidate import AS_LOADED, Candidate, Numerics, PartSource, Proposal
 from hotpass.records.deployment import Deployment
 from hotpass.records.measurement import Attempt, Tier
 from hotpass.records.slots import SlotTable
+from search.objectives import TOKENS_PER_S
+from search.options import Option
 from search.proposers import Proposer as Who
-from search.proposers import Step, neighbours, screening, serving_steps
+from search.proposers import Step, alone, neighbours, screening, serving_steps
 from search.space import Space
 from search.study import Study
 
@@ -30,13 +34,22 @@ class StudyProposer:
         numerics: Numerics,
         compiler: bool,
         seed: int,
+        sampler: str = "tpe",
+        objectives: Sequence[str] = (TOKENS_PER_S,),
     ) -> None:
-        self.space = Space.build(deployment, slots, parts, allowed=numerics, compiler=compiler)
-        self.study = Study(self.space, seed=seed)
+        """`sampler` `random` draws by chance and learns nothing: no screening, no neighbours."""
+        self._build = partial(Space.build, deployment, slots, allowed=numerics, compiler=compiler)
+        self._parts = tuple(parts)
+        self._strangers: dict[str, str] = {}
+        """Parts of others that cannot join the space (hash → why), so that none is tried twice."""
+        self.space = self._build(self._parts)
+        self.study = Study(self.space, seed=seed, sampler=sampler, objectives=objectives)
+        self._incumbent = AS_LOADED
         self._around = AS_LOADED.id
         self._served: set[str] = {AS_LOADED.id}
         """Candidates that the slow tier has had, or will have."""
-        self._enqueue(screening(self.space, AS_LOADED), Who.SCREENING, AS_LOADED)
+        if sampler == "tpe":
+            self._enqueue(screening(self.space, AS_LOADED), Who.SCREENING, AS_LOADED)
 
     def seen(self, candidates: Iterable[Candidate]) -> None:
         """Candidates that others propose: never asked for here."""
@@ -44,13 +57,27 @@ class StudyProposer:
             self.study.seen(candidate)
             self._served.add(candidate.id)
 
-    def ask(self, incumbent: Candidate) -> Proposal | None:
+    @property
+    def borrowed(self) -> Sequence[str]:
+        """None: what others had measured is told to this one anyway."""
+        return ()
+
+    def sources(self) -> tuple[str, ...]:
+        return self.study.sources()
+
+    def follow(self, incumbent: Candidate) -> None:
+        """What is near a new incumbent is enqueued."""
+        self._incumbent = incumbent
         if incumbent.id != self._around:
             self._around = incumbent.id
             self.study.set_incumbent(incumbent)
             # Where only the serving loop's settings are new, each of these is known, and none is enqueued.
-            self._enqueue(neighbours(self.space, incumbent), Who.NEIGHBOUR, incumbent)
-        asked = self.study.ask()
+            if self.study.sampler == "tpe":
+                self._enqueue(neighbours(self.space, incumbent), Who.NEIGHBOUR, incumbent)
+
+    def ask(self, incumbent: Candidate, source: str = "") -> Proposal | None:
+        self.follow(incumbent)
+        asked = self.study.ask(source)
         return asked.proposal if asked else None
 
     def ask_serving(self, incumbent: Candidate) -> Proposal | None:
@@ -71,8 +98,38 @@ class StudyProposer:
             self._served.add(candidate.id)
         if attempt.verdict.is_timed and attempt.incumbent_id not in self.study.values:
             self.study.seen(candidate)
-        else:
-            self.study.learn(candidate, attempt)
+            return
+        joined = self._join(candidate) if attempt.verdict.is_timed and attempt.tier is Tier.FAST else []
+        self.study.learn(candidate, attempt)
+        for option in joined:
+            choices = alone(self.space, option, self._incumbent)
+            self.study.enqueue(
+                choices,
+                proposer=Who.NEWCOMER,
+                hypothesis=f"{option.source.name}, proposed by others, within the incumbent",
+                parents=(self._incumbent.id, candidate.id),
+            )
+        if self.study.is_long:
+            self.study = self.study.extended(self.space)
+
+    def give_up(self, candidate: Candidate) -> None:
+        self.study.give_up(candidate.id)
+
+    def _join(self, candidate: Candidate) -> list[Option]:
+        """Parts of the candidate that the space lacked and now has."""
+        known = {option.source.sha256 for option in self.space.options} | self._strangers.keys()
+        new = {use.source.sha256: use.source for use in candidate.parts if use.source.sha256 not in known}
+        if not new:
+            return []
+        space = self._build((*self._parts, *new.values()))
+        found = [option for option in space.options if option.source.sha256 in new]
+        admitted = {option.source.sha256 for option in found}
+        self._strangers |= {sha: space.left_out.get(new[sha].name, "") for sha in new.keys() - admitted}
+        if found:
+            self._parts = (*self._parts, *(option.source for option in found))
+            self.space = self._build(self._parts)
+            self.study = self.study.extended(self.space)
+        return [option for option in self.space.options if option.source.sha256 in admitted]
 
     @property
     def exhausted(self) -> str:

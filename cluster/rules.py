@@ -1,12 +1,18 @@
-"""When a candidate goes on, when it becomes the incumbent, and when a search stops: pure functions of the state."""
+"""What follows from an attempt, when a candidate becomes the incumbent, and when a search stops: pure functions of the state.
+
+The loop acts by them and `hotpass replay` asks them again, so nothing here looks at a clock or draws by chance.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import StrEnum
+
 from cluster.plan import Plan
-from cluster.state import AttemptRow, CampaignState
+from cluster.state import SEARCHING, AttemptRow, CampaignState
 from hotpass.records.candidate import AS_LOADED
-from hotpass.records.measurement import Verdict
-from search.budget import Budget, Spent, reason_to_stop
+from hotpass.records.measurement import Estimate, Tier, Verdict
+from search.budget import Budget, Spent, parse_duration, reason_to_stop
 from verification.verdict import DISTURBED
 
 PATIENCE_SHARE = 0.5
@@ -21,6 +27,87 @@ SERVING_ALONE_SECONDS = 900.0
 DECISIVE = 1.25
 """A first candidate whose whole interval is beyond this replaces the deployment as loaded on the fast tier's word: a replay of the
 slow original costs as much as a dozen attempts against its successor, and could not turn such a verdict."""
+
+
+MIN_PAIRS = 6
+"""Pairs of candidates that both tiers tell apart, before their agreement says anything."""
+LEAST_TAU = 0.5
+"""Kendall's tau over those pairs below which the fast tier's cuts are made deeper: three pairs of four agree."""
+COMPARED = 50
+"""Latest candidates with both tiers that are compared."""
+
+
+class Follow(StrEnum):
+    """What may follow from an attempt."""
+
+    NOTHING = "nothing"
+    LOOK_AGAIN = "look again"
+    """It was disturbed: once more, before anybody is told."""
+    PROMOTE = "promote"
+    INSTALL = "install"
+    """It is the new incumbent."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reaction:
+    """What does follow from one."""
+
+    follow: Follow
+    why: str = ""
+    """For `INSTALL`."""
+
+
+def reaction_to(state: CampaignState, row: AttemptRow) -> Reaction:
+    """`row` is the latest attempt of the state, or an earlier one that nothing followed yet."""
+    if deserves_second_look(state, row):
+        return Reaction(follow=Follow.LOOK_AGAIN)
+    if row.attempt.tier is Tier.SLOW:
+        if not becomes_incumbent(state, row):
+            return Reaction(follow=Follow.NOTHING)
+        served = state.fast_speedup(row.attempt.candidate_id) is None
+        faster, not_slower = (
+            "faster on the slow tier, which alone can tell",
+            "faster on the fast tier, and not slower on the slow one",
+        )
+        return Reaction(follow=Follow.INSTALL, why=faster if served else not_slower)
+    if not deserves_slow_tier(state, row):
+        return Reaction(follow=Follow.NOTHING)
+    if decides_alone(state, row):
+        return Reaction(follow=Follow.INSTALL, why="decisively faster than as loaded on the fast tier")
+    return Reaction(follow=Follow.PROMOTE)
+
+
+def may_still_lead(state: CampaignState, candidate_id: str) -> bool:
+    """Whether a promoted candidate that waits for the slow tier could become the incumbent: the lead may have grown since."""
+    fast = state.fast_speedup(candidate_id)
+    return fast is None or fast.value > state.lead.value
+
+
+def tau_between_tiers(state: CampaignState) -> tuple[float | None, int]:
+    """Kendall's tau of fast and slow tier over pairs of candidates that both tell apart, and how many pairs those are.
+
+    A pair is told apart where the intervals over as loaded do not meet: the few replays of the slow tier leave most pairs open, and
+    these say nothing about the cuts. Only attempts since the cuts were last made deeper count.
+    """
+    fast: dict[str, Estimate] = {}
+    slow: dict[str, Estimate] = {}
+    for row in state.attempts[state.attempts_when_widened :]:
+        if row.attempt.purpose in SEARCHING and row.speedup_vs_loaded is not None:
+            (fast if row.attempt.tier is Tier.FAST else slow)[row.attempt.candidate_id] = row.speedup_vs_loaded
+    both = [candidate_id for candidate_id in slow if candidate_id in fast][-COMPARED:]
+    signs = [(_order(fast[a], fast[b]), _order(slow[a], slow[b])) for index, a in enumerate(both) for b in both[:index]]
+    told = [x * y for x, y in signs if x and y]
+    return (sum(told) / len(told) if told else None), len(told)
+
+
+def needs_wider_cut(state: CampaignState) -> bool:
+    """Whether the fast tier ranks so unlike the slow one that its cuts should be deeper."""
+    tau, pairs = tau_between_tiers(state)
+    return tau is not None and pairs >= MIN_PAIRS and tau < LEAST_TAU
+
+
+def _order(a: Estimate, b: Estimate) -> int:
+    return 1 if a.low > b.high else -1 if a.high < b.low else 0
 
 
 def decides_alone(state: CampaignState, row: AttemptRow) -> bool:
@@ -72,12 +159,14 @@ def becomes_incumbent(state: CampaignState, row: AttemptRow) -> bool:
 
 def stop_reason(state: CampaignState, plan: Plan, clock_seconds: float) -> str:
     """Empty while the search should go on. Part of the budget is kept for the finalists (`Pace.reserve_seconds`)."""
-    search_seconds = plan.spec.budget_seconds - plan.pace.reserve_seconds
+    spec, search_seconds = plan.spec, plan.spec.budget_seconds - plan.pace.reserve_seconds
     budget = Budget(
         wall_seconds=search_seconds,
-        attempts=plan.spec.max_attempts,
-        idle_attempts=PATIENCE_ATTEMPTS,
-        idle_seconds=PATIENCE_SHARE * search_seconds,
+        engine_seconds=parse_duration(spec.engine_budget, "engine_budget") if spec.engine_budget else 0.0,
+        attempts=spec.max_attempts,
+        target_speedup=spec.target_speedup,
+        idle_attempts=1 if spec.patience else PATIENCE_ATTEMPTS,
+        idle_seconds=parse_duration(spec.patience, "patience") if spec.patience else PATIENCE_SHARE * search_seconds,
     )
     return reason_to_stop(budget, spent(state, clock_seconds))
 

@@ -38,6 +38,7 @@ from hotpass.records.measurement import (
 )
 from hotpass.records.slots import SlotTable
 from hotpass.stats import tokens_per_second
+from search.objectives import ratios_of
 from verification.claims import baseline_of
 from verification.numerics import Band, calibrate, reference_checks, summary
 from verification.policy import Policy
@@ -109,6 +110,8 @@ class Session:
         for engine in self.engines:
             self.view.activity(engine.name, "loading the model")
             phases[engine.name] = dict(engine.load(self.plan.deployment, Tier.FAST))
+            for _ in range(self.state.widened):
+                engine.widen()
             self.view.activity(engine.name, "")
         self._await(building)
         self.slot_table = self.engines[0].slots()
@@ -164,6 +167,17 @@ class Session:
             f"was measured in another environment ({'; '.join(differing)[:300]})",
             "resume it where it began, or start a new one with --continue",
         )
+
+    def widen(self) -> tuple[int, ...]:
+        """Every engine with deeper cuts on the fast tier, then A/A anew. Depths of the cuts; nothing when there are no deeper ones."""
+        depths: tuple[int, ...] = ()
+        for engine in self.engines:
+            self.view.activity(engine.name, "loading deeper cuts")
+            depths = tuple(engine.widen())
+            self.view.activity(engine.name, "")
+        if depths:
+            self._calibrate()
+        return depths
 
     def measure_own(self) -> AttemptRow:
         """As loaded against itself, again."""
@@ -225,8 +239,9 @@ class Session:
         candidate: Candidate,
         tier: Tier,
         purpose: Purpose,
+        before: Sequence[str] = (),
     ) -> Order:
-        """Record an assignment, then hand it to an engine."""
+        """Record an assignment, then hand it to an engine. `before`: candidates that came first and had to wait."""
         pace, deployment, number = self.plan.pace, self.plan.deployment, self.state.num_assignments
         stopping, deadline = self._effort(tier, purpose)
         assignment = Assignment(
@@ -253,6 +268,7 @@ class Session:
                 "seed": assignment.seed,
                 "deadline_seconds": deadline,
                 "engine": engine.name,
+                **({"before": before} if before else {}),
             },
         )
         self.view.activity(engine.name, f"{purpose} · {tier} · {candidate.label}")
@@ -303,20 +319,25 @@ class Session:
             num_layers=deployment.model.num_layers,
             floors_ms=self.suspect_ms,
         )
-        if result.simulated and attempt.speedup:
-            attempt = replace(attempt, speedup=replace(attempt.speedup, kind="simulated"))
+        if attempt.speedup:
+            kind = "simulated" if result.simulated else attempt.speedup.kind
+            attempt = replace(attempt, speedup=replace(attempt.speedup, kind=kind), ratios=ratios_of(result))
         lease = {"domain": measured.domain, "holder": order.engine.name, "wait_seconds": measured.wait_seconds}
         self.journal.write("lease", {**lease, "state": "released", "assignment": order.number})
         self.journal.write("measurement", self._measurement_payload(order, result))
         if result.assignment.purpose is Purpose.COLD:
             self.results[order.number] = result
-        return self.record_attempt(order.number, attempt)
+        about = {"engine": result.engine, "epoch": result.epoch, "environment": result.environment.fingerprint}
+        return self.record_attempt(order.number, attempt, {**about, "phases_ms": result.phases_ms})
 
-    def record_attempt(self, number: int, attempt: Attempt) -> AttemptRow:
-        """Durable when it returns: acknowledged, and counted exactly once whatever happens next."""
+    def record_attempt(self, number: int, attempt: Attempt, about: Mapping[str, object] | None = None) -> AttemptRow:
+        """Durable when it returns: acknowledged, and counted exactly once whatever happens next.
+
+        `about`: which engine, epoch, environment and phases it came from; nothing for one that no engine answered."""
         incumbent = self.state.speedup_of(attempt.incumbent_id)
         vs_loaded = chain(attempt.speedup, incumbent) if attempt.speedup and incumbent else None
-        self.journal.write("attempt", {"assignment": number, "attempt": attempt, "speedup_vs_loaded": vs_loaded})
+        payload = {"assignment": number, "attempt": attempt, "speedup_vs_loaded": vs_loaded, **(about or {})}
+        self.journal.write("attempt", payload)
         self.journal.settle()
         return self.state.attempts[-1]
 

@@ -15,9 +15,12 @@ from typing import Any
 from hotpass.errors import InputError, nearest
 from hotpass.records.candidate import Numerics
 from search.budget import parse_duration
+from search.objectives import TOKENS_PER_S, parse_objectives
 
 ENGINES = ("decoder", "fake")
 DEVICES = ("auto", "cpu", "cuda")
+SAMPLERS = ("optuna", "random", "none")
+CONTROLS = ("none", "random", "optuna")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +63,24 @@ class CampaignSpec:
     """Requests of the trace to use; 0 for all."""
     parallelism: int = 1
     """Tensor-parallel degree; only 1 is implemented."""
+    engines: int = 0
+    """Engines that measure at once; 0 for one a memory-bandwidth domain: each GPU, or the CPU."""
+    sampler: str = "optuna"
+    """Who composes: `optuna`, `random` (untried candidates by chance), or `none`: only what agents and people hand in."""
+    objective: str = TOKENS_PER_S
+    """One or two of `search.objectives`, by comma; the first is what verdicts and claims are about."""
+    control: str = "none"
+    """`random` or `optuna`: a search of its own without agents, to compare with; `none` for none."""
+    control_share: float = 0.2
+    """Of the engine time, for the control."""
+    warm_start: str = ""
+    """Campaign folder or `mlflow:ID`, whose parts are tried here too, ordered by what they were worth there."""
+    engine_budget: str = ""
+    """Engine time of the search, as `budget`; empty for no such limit."""
+    target_speedup: float = 0.0
+    """Stop once the incumbent is surely so many times as fast as the deployment as loaded; 0 for no target."""
+    patience: str = ""
+    """Stop after so long without a new incumbent; empty for half of the search's time (and 60 attempts)."""
 
     def __post_init__(self) -> None:
         one_of("numerics", self.numerics, [kind.value for kind in Numerics])
@@ -67,8 +88,18 @@ class CampaignSpec:
         one_of("device", self.device, list(DEVICES))
         parse_duration(self.budget)
         at_least("concurrency", self.concurrency, 1)
-        for name in ("max_attempts", "threads", "requests", "seed"):
+        for name in ("max_attempts", "threads", "requests", "seed", "engines"):
             at_least(name, getattr(self, name), 0)
+        one_of("sampler", self.sampler, list(SAMPLERS))
+        one_of("control", self.control, list(CONTROLS))
+        parse_objectives(self.objective)
+        for name in ("engine_budget", "patience"):
+            if getattr(self, name):
+                parse_duration(getattr(self, name), name)
+        if not 0 < self.control_share < 1:
+            raise InputError("control_share", self.control_share, "is no share", "give a number between 0 and 1")
+        if self.target_speedup and self.target_speedup <= 1:
+            raise InputError("target_speedup", self.target_speedup, "is no speedup", "give a number above 1")
         if self.parallelism != 1:
             raise InputError(
                 "parallelism", self.parallelism, "is not implemented", "leave it at 1: one engine process per machine"
@@ -134,7 +165,7 @@ def read_campaign_file(path: Path) -> dict[str, Any]:
     return content
 
 
-_TYPES: dict[str, type] = {"str": str, "int": int, "bool": bool}
+_TYPES: dict[str, type] = {"str": str, "int": int, "bool": bool, "float": float}
 
 
 def _parsed(path: Path, text: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from hotpass.records.candidate import AS_LOADED
 from hotpass.records.measurement import Attempt, Estimate, Purpose, Tier, Verdict
 from search.agents.spend import LlmCall, LlmSpend
 from search.board import Post
+from search.scheduler import Shares, arm_of
 
 SEARCHING = (Purpose.SEARCH, Purpose.REMEASURE)
 """Purposes of the search itself: a first look, and the second one after a disturbed first."""
@@ -162,6 +163,15 @@ class CampaignState:
     """The same attempts by candidate id, in order."""
     tally: Tally = field(default_factory=lambda: Tally())
     """Counts over the attempts, so that no turn of a long search goes through all of them."""
+    shares: Shares = field(default_factory=Shares)
+    """Engine time by proposer: used, earned, and whose turn is next."""
+    num_turns: int = 0
+    turns: dict[str, int] = field(default_factory=dict)
+    """Candidate id → the turn that it was taken in, until its first attempt."""
+    widened: int = 0
+    """How often the fast tier's cuts were made deeper."""
+    attempts_when_widened: int = 0
+    """Attempts before that."""
     baselines: list[BaselineRow] = field(default_factory=list)
     incumbents: list[IncumbentStep] = field(default_factory=list)
     results: dict[int, Mapping[str, Any]] = field(default_factory=dict)
@@ -207,6 +217,8 @@ class CampaignState:
             settings=payload["settings"],
         )
         self.candidates.setdefault(info.candidate_id, info)
+        if "turn" in payload:
+            self.turns[info.candidate_id] = int(payload["turn"])
 
     def _on_assignment(self, payload: Mapping[str, Any]) -> None:
         number = int(payload["assignment"])
@@ -255,6 +267,9 @@ class CampaignState:
         self.attempts.append(row)
         self.by_candidate.setdefault(row.attempt.candidate_id, []).append(row)
         self.tally.add(row)
+        info = self.candidates.get(row.attempt.candidate_id)
+        if info is not None and row.attempt.purpose is not Purpose.AA:
+            self.shares.settle(self.turns.pop(info.candidate_id, None), arm_of(info.proposer), row.attempt)
 
     def _on_post(self, payload: Mapping[str, Any]) -> None:
         content = self._noted(payload)
@@ -281,6 +296,18 @@ class CampaignState:
         self.decisions[name] += 1
         if name == "start":
             self.start = payload
+            for turn in list(self.shares.taken):  # whoever had them is gone with the session before
+                self.shares.give_back(turn)
+            self.turns.clear()
+        elif name == "turn":
+            self._on_turn(payload)
+        elif name == "nothing-left":
+            self.shares.give_back(int(payload["turn"]))
+        elif name == "borrowed":
+            self.shares.borrow(self.by_candidate[payload["candidate_id"]][0].attempt)
+        elif name == "widen":
+            self.widened += 1
+            self.attempts_when_widened = len(self.attempts)
         elif name == "incumbent":
             step = IncumbentStep(
                 elapsed_seconds=float(payload["elapsed_seconds"]),
@@ -301,6 +328,13 @@ class CampaignState:
             self.no_winner = payload
         elif name == "result":
             self.result = payload["result"]
+
+    def _on_turn(self, payload: Mapping[str, Any]) -> None:
+        turn = int(payload["turn"])
+        self.num_turns = max(self.num_turns, turn + 1)
+        self.shares.take(payload["arm"], payload["arms"], turn)
+        if payload["candidate_id"]:
+            self.turns[payload["candidate_id"]] = turn
 
     @property
     def incumbent_id(self) -> str:

@@ -35,12 +35,15 @@ class Proposer(StrEnum):
     RANDOM = "random"
     SERVING = "serving"
     """Settings of the serving loop, straight on the slow tier."""
+    NEWCOMER = "newcomer"
+    """A part that an agent or a person brought, once alone in the incumbent."""
     PERSON = "person"
 
 
 def turn_of(proposer: str) -> int:
-    """Whose enqueued choices go first: a person's, then what is near the newest incumbent, then the rest of the screening."""
-    return {Proposer.PERSON.value: 0, Proposer.NEIGHBOUR.value: 1}.get(str(proposer), 2)
+    """Whose enqueued choices go first: a person's, a new part's, then what is near the newest incumbent, then the screening."""
+    order = {Proposer.PERSON.value: 0, Proposer.NEWCOMER.value: 1, Proposer.NEIGHBOUR.value: 2}
+    return order.get(str(proposer), 3)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,6 @@
 """Whose candidate is taken next, and which of those that are ready an engine gets: bookkeeping and rules, without clock or thread.
 
-    arms (screening, neighbour, optuna, agent:…, mcp:…, person) ─► Shares.choose ─► candidate ─► built ─► Ready
+    arms (screening, neighbour, optuna, agent:…, mcp:…, person) ─► Shares.choose, take ─► candidate ─► built ─► Ready
     Ready, by tier and reload class ─► pick ─► engine ─► attempt ─► Shares.settle (seconds used, gain earned)
 
 Everything here is a function of the calls made so far, and those follow from the ledger's events, so that a replay decides alike.
@@ -75,20 +75,20 @@ class Shares:
     present: frozenset[str] = frozenset()
     """Arms that had something at the last choice."""
 
-    def choose(self, waiting: Sequence[str], turn: int) -> str:
-        """Which of the arms that have something goes next; it is charged the time that an attempt takes on average."""
-        for name in waiting:
-            self.arms.setdefault(name, Arm())
-        self._join(waiting)
-        shares = self.shares(waiting)
-        name = self._control_is_due(waiting) or min(
-            (name for name in waiting if name != CONTROL or len(waiting) == 1),
-            key=lambda name: (self.arms[name].virtual, waiting.index(name)),
-        )
-        arm, seconds = self.arms[name], self._expected()
-        arm.virtual += seconds / shares[name]
-        self.taken[turn] = Taken(arm=name, seconds=seconds, share=shares[name])
-        return name
+    def choose(self, waiting: Sequence[str]) -> str:
+        """Which of the arms that have something goes next. Changes nothing: `take` does, once that is decided."""
+        starts = self._starts(waiting)
+        rivals = [name for name in waiting if name != CONTROL or len(waiting) == 1]
+        return self._control_is_due(waiting) or min(rivals, key=lambda name: (starts[name], waiting.index(name)))
+
+    def take(self, name: str, waiting: Sequence[str], turn: int) -> None:
+        """The arm has this turn; it is charged the time that an attempt takes on average."""
+        for other, start in self._starts(waiting).items():
+            self.arms.setdefault(other, Arm()).virtual = start
+        self.present = frozenset(waiting)
+        share, seconds = self.shares(waiting)[name], self._expected()
+        self.arms[name].virtual += seconds / share
+        self.taken[turn] = Taken(arm=name, seconds=seconds, share=share)
 
     def give_back(self, turn: int) -> None:
         """Nothing came of this turn."""
@@ -103,11 +103,20 @@ class Shares:
         if taken is not None:
             known.virtual += (attempt.seconds - taken.seconds) / taken.share
         gain = self._credit(attempt)
+        if attempt.purpose is Purpose.COLD:  # nobody's turn: the end of the campaign measures its finalists
+            known.gain += gain
+            return
         known.attempts += 1
         known.seconds += attempt.seconds
         known.gain += gain
         known.recent_seconds = known.recent_seconds * MEMORY + attempt.seconds
         known.recent_gain = max(0.0, known.recent_gain * MEMORY + gain)
+
+    def borrow(self, attempt: Attempt) -> None:
+        """The control wanted a candidate that was measured for others: it is charged as if it had been measured for it."""
+        arm = self.arms.setdefault(CONTROL, Arm())
+        arm.attempts += 1
+        arm.seconds += attempt.seconds
 
     def shares(self, waiting: Sequence[str]) -> dict[str, float]:
         """Share of the engine time of each of these arms, from 0 to 1; that of the control is fixed."""
@@ -133,13 +142,12 @@ class Shares:
         seconds = sum(arm.seconds for arm in self.arms.values())
         return seconds / attempts if seconds > 0 else 1.0
 
-    def _join(self, waiting: Sequence[str]) -> None:
-        """One that had nothing for a while starts where the others are: time that it did not use is not owed to it."""
-        here = [self.arms[name].virtual for name in waiting if name in self.present and name != CONTROL]
-        for name in waiting:
-            if name not in self.present and here:
-                self.arms[name].virtual = max(self.arms[name].virtual, min(here))
-        self.present = frozenset(waiting)
+    def _starts(self, waiting: Sequence[str]) -> dict[str, float]:
+        """Virtual times. One that had nothing for a while starts where the others are: time that it did not use is not owed to it."""
+        known = {name: self.arms[name].virtual if name in self.arms else 0.0 for name in waiting}
+        here = [known[name] for name in waiting if name in self.present and name != CONTROL]
+        least = min(here, default=0.0)
+        return {name: time if name in self.present else max(time, least) for name, time in known.items()}
 
     def _control_is_due(self, waiting: Sequence[str]) -> str:
         """The control's name while it has had less than its share, counting what is under way."""
@@ -149,7 +157,7 @@ class Shares:
         for taken in self.taken.values():
             under_way[taken.arm] += 1
         expected = self._expected()
-        own = self.arms[CONTROL].seconds + under_way[CONTROL] * expected
+        own = self.arms.get(CONTROL, Arm()).seconds + under_way[CONTROL] * expected
         every = sum(arm.seconds for arm in self.arms.values()) + under_way.total() * expected
         return CONTROL if own + expected <= self.control_share * (every + expected) else ""
 
@@ -210,21 +218,23 @@ def _reload_of_part(source: PartSource) -> Reload:
     return declaration(source).reload
 
 
-def pick(waiting: Sequence[Ready], running: Sequence[Ready], num_engines: int) -> int | None:
-    """Index of the one that an idle engine gets, None when it should stay idle for now.
+def pick(waiting: Sequence[Ready], running: Sequence[Ready], num_engines: int) -> tuple[int | None, list[int]]:
+    """Index of the one that an idle engine gets (None: nothing waits), and of those that it was preferred to though they came before.
 
     A replay goes first, as long as no more than half of the engines do replays while other work waits; the same bound holds for
     reloads that take long. So neither starves, and neither holds everything up.
     """
     half = max(1, num_engines // 2)
-    slow = sum(item.tier is Tier.SLOW for item in running)
-    costly = sum(item.reload in COSTLY for item in running)
-
-    def allowed(item: Ready) -> bool:
-        return (item.tier is Tier.FAST or slow < half) and (item.reload not in COSTLY or costly < half)
-
-    order = sorted(range(len(waiting)), key=lambda index: (waiting[index].tier is Tier.FAST, index))
-    return next((index for index in order if allowed(waiting[index])), order[0] if order else None)
+    may_replay = sum(item.tier is Tier.SLOW for item in running) < half
+    may_cost = sum(item.reload in COSTLY for item in running) < half
+    passed: list[int] = []
+    for tier in (Tier.SLOW, Tier.FAST):
+        for index, item in enumerate(waiting):
+            if item.tier is tier:
+                if (tier is Tier.FAST or may_replay) and (item.reload not in COSTLY or may_cost):
+                    return index, passed
+                passed.append(index)
+    return (passed[0], []) if passed else (None, [])
 
 
 def is_short(waiting: Sequence[Ready], on_the_way: int, wanted: int) -> bool:
