@@ -1,0 +1,130 @@
+"""A live vLLM engine through the shipped suite, and what is vLLM's own: merged weights, its tree, domains, hot swaps."""
+
+from __future__ import annotations
+
+import pytest
+
+from engines.testing import EngineSuite, Faults, order
+from engines.vllm_engine import VllmEngine
+from hotpass.records.candidate import AS_LOADED, Candidate, Numerics, PartSource, PartUse, Reload
+from hotpass.records.deployment import Deployment
+from hotpass.records.measurement import FailureKind, Side
+from tests.engines.vllm.vllm_parts import part
+
+MLP = "model.layers.*.mlp"
+PROMPTS = ((1, 2, 3, 4), (9, 8, 7))
+
+PLAIN_MLP = """
+import torch
+from hotpass import part
+
+
+@part(engine="vllm", claims=["model.layers.*.mlp"], replaces="LlamaMLP")
+class PlainMlp:
+    def weights(self, w, params):
+        return {"both": w["gate_up_proj.weight"].clone(), "down": w["down_proj.weight"].clone()}
+
+    def prepare(self, ctx, params):
+        self.both, self.down = ctx.weights["both"], ctx.weights["down"]
+
+    def forward(self, x):
+        gate, up = (x @ self.both.T).chunk(2, dim=-1)
+        return (torch.nn.functional.silu(gate) * up) @ self.down.T
+"""
+
+
+class TestVllm(EngineSuite):
+    @pytest.fixture(scope="class")
+    def engine(self, live: VllmEngine) -> VllmEngine:
+        return live
+
+    @pytest.fixture(scope="class")
+    def honest(self) -> Candidate:
+        return part("honest", MLP, "x", "return self.reference(x)")
+
+    @pytest.fixture(scope="class")
+    def faults(self) -> Faults:
+        """A hang is left out: it ends as a crash does, by a new child, which costs a load of vLLM each."""
+        return {
+            FailureKind.EXCEPTION: part("raise", MLP, "x", "raise RuntimeError('planted')"),
+            FailureKind.CRASH: part("crash", MLP, "x", "ctypes.string_at(0)"),
+        }
+
+    def test_slots_have_the_signatures_of_vllms_own_tree(self, live: VllmEngine) -> None:
+        slots = {slot.name: slot for slot in live.slots().slots}
+        assert slots["model.layers.0.mlp"].stands_for == "LlamaMLP"
+        assert slots["model.layers.0.mlp"].signature == "(x)"
+        assert slots["model.layers.3.self_attn.qkv_proj"].stands_for == "QKVParallelLinear"
+        assert slots["model.layers.3"].signature.startswith("(positions: torch.Tensor, hidden_states: torch.Tensor, ")
+        assert "model.layers.0.mlp.gate_proj" not in slots, "vLLM merges it"
+
+    def test_a_part_gets_merged_weights_and_is_right(self, live: VllmEngine, deployment: Deployment) -> None:
+        """vLLM itself has packed them away, so what `weights` was given is the checkpoint's."""
+        source = PartSource(name="plain-mlp", files=(("part.py", PLAIN_MLP),))
+        candidate = Candidate(parts=(PartUse(source=source),), numerics=Numerics.TOLERANCE)
+        result = live.measure(order(deployment, candidate))
+        assert result.failure is None, result.failure
+        assert {report.actual for report in result.reloads} == {Reload.REWEIGHT}
+        assert result.reloads[-1].derived_bytes == 4 * 4 * 3 * deployment.model.intermediate_size * 128
+        checks = [check for check in result.checks if check.against == "reference"]
+        assert 0 < max(check.max_abs for check in checks) < 1e-4
+        assert result.clean is not None
+        assert result.clean.clean, result.clean.reasons
+
+    def test_a_wrong_part_shows_in_the_logits_and_goes_without_a_trace(
+        self, live: VllmEngine, deployment: Deployment
+    ) -> None:
+        """The canary: were a swap without effect, its answers would be the reference's."""
+        before = live.generate(Side.CANDIDATE, PROMPTS, 6)
+        result = live.measure(order(deployment, part("canary", MLP, "x", "return -self.reference(x)")))
+        assert result.failure is None, result.failure
+        assert min(check.max_abs for check in result.checks if check.against == "reference") > 0.1
+        assert result.clean is not None
+        assert result.clean.clean, result.clean.reasons
+        assert {report.actual for report in result.reloads} == {Reload.HOT}
+        live.restore()
+        assert live.generate(Side.CANDIDATE, PROMPTS, 6) == before
+
+    def test_a_prefix_cached_by_one_candidate_is_not_read_by_another(self, live: VllmEngine) -> None:
+        """Prompts longer than a page, served with other forwards before: neither side may find the other's pages."""
+        prompt = [[1 + index % 50 for index in range(40)]]
+        loaded = live.generate(Side.INCUMBENT, prompt, 4)
+        live.install(Side.CANDIDATE, part("canary", MLP, "x", "return -self.reference(x)"))
+        other = live.generate(Side.CANDIDATE, prompt, 4)
+        assert live.generate(Side.INCUMBENT, prompt, 4) == loaded
+        assert live.generate(Side.CANDIDATE, prompt, 4) == other != loaded
+        live.restore()
+
+    def test_outside_its_domain_a_part_does_not_run(self, live: VllmEngine, deployment: Deployment) -> None:
+        """Decode windows count calls, the prefill row's none: 2 sequences decode, 1 is read."""
+        more = "domain=\"phase == 'prefill'\""
+        result = live.measure(order(deployment, part("prefill", MLP, "x", "return -self.reference(x)", more=more)))
+        assert result.failure is None, result.failure
+        worst = {check.row.phase: check.max_abs for check in result.checks if check.against == "reference"}
+        assert worst["decode"] < 1e-4
+        assert worst["prefill"] > 0.1
+
+    def test_a_reload_is_as_good_as_a_cold_one(self, live: VllmEngine) -> None:
+        """Warm A→B against a vLLM that saw nothing else, and A→B→A, bit for bit."""
+        proof = live.verify_reload(AS_LOADED, part("honest", MLP, "x", "return self.reference(x)"))
+        assert proof.holds, proof.reason
+        assert proof.windows == 2
+
+    @pytest.mark.parametrize(
+        ("candidate", "problem"),
+        [
+            (Candidate(settings={"kv_dtype": "bfloat16"}), "setting kv_dtype=bfloat16"),
+            (part("nowhere", "model.layers.*.mlp.gate_proj", "x", "return x"), "which no slot here matches"),
+            (part("other", MLP, "x", "return x", more="replaces='LlamaAttention'"), "but slot model.layers.0.mlp"),
+            (part("torn", MLP, "x", "return x", prepare="raise OSError('planted')"), "prepare fails"),
+        ],
+    )
+    def test_what_cannot_be_installed_is_the_candidates_failure(
+        self, live: VllmEngine, deployment: Deployment, candidate: Candidate, problem: str
+    ) -> None:
+        result = live.measure(order(deployment, candidate))
+        assert result.failure is not None
+        assert result.failure.kind is FailureKind.INSTALL
+        assert problem in result.failure.message
+        assert result.clean is not None
+        assert result.clean.clean, "nothing was left on the tree"
