@@ -33,6 +33,7 @@ One run a campaign, one child run an attempt (a candidate on one tier) or a base
 | `error/max_abs`, `error/…` | logits against the reference: the model file's own values in fp32 |
 | `ms/<shape>` | median time of a step of that shape, candidate's side, deepest cut measured |
 | `cost/reload_ms`, `cost/engine_s` | what installing and measuring took |
+| `phase ms/…`, `reload ms/…`, `birth ms/…` | where the time went: of the measurement, of the candidate's reload, of children born for it |
 | `verdict`, `reason` (tags) | faster, slower, inconclusive, incorrect, invalid, failed, and why |
 | `tier`, `purpose` (tags) | fast or slow; search, remeasure, cold, audit, aa. Only a cold one is claimed |
 
@@ -114,6 +115,8 @@ class Story:
             self.measured[int(payload["assignment"])] = payload["result"]
         elif event.kind == "decision":
             self.result = payload["result"] if payload["decision"] == "result" else self.result
+            if payload["decision"] == "start":
+                return _startup(payload)
         elif event.kind == "attempt":
             return self._apply_attempt(payload)
         return {}
@@ -162,6 +165,7 @@ class Story:
             **{f"ms/{shape}": ms for shape, ms in medians(result.get("blocks", ())).items()},
             "cost/reload_ms": sum(sum(reload["phases_ms"].values()) for reload in result.get("reloads", ())) or None,
             "cost/engine_s": attempt["seconds"],
+            **phase_metrics(result),
             "measuring/rounds": attempt["rounds"],
             "measuring/noise_floor": result.get("noise_floor"),
             "measuring/incumbent_disturbed": result.get("incumbent_disturbed"),
@@ -289,6 +293,18 @@ def medians(blocks: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return {shape: statistics.median(by_depth[max(by_depth)]) for shape, by_depth in times.items()}
 
 
+def phase_metrics(result: Mapping[str, Any]) -> dict[str, float]:
+    """Where the time of one measurement went: by phase of its own, of the candidate's reload, and of children born for it."""
+    values: dict[str, float] = defaultdict(float)
+    for name, ms in result.get("phases_ms", {}).items():
+        values[f"birth ms/{name.removeprefix('birth/')}" if name.startswith("birth/") else f"phase ms/{name}"] = ms
+    for reload in result.get("reloads", ()):
+        if reload.get("side", "candidate") == "candidate":
+            for name, ms in reload["phases_ms"].items():
+                values[f"reload ms/{name}"] += ms
+    return dict(values)
+
+
 def result_metrics(result: Mapping[str, Any]) -> dict[str, float]:
     """What the campaign claims, as metrics of its own run: only of the best that was measured cold."""
     best = result.get("best") or {}
@@ -302,6 +318,16 @@ def result_metrics(result: Mapping[str, Any]) -> dict[str, float]:
         if name == "speedup_vs_loaded":  # in the columns of the attempts too, so that the campaign's row is not empty
             values |= {"speedup": claim.get("value"), "speedup_low": low_high[0], "speedup_high": low_high[1]}
     return _finite(values)[0]
+
+
+def _startup(payload: Mapping[str, Any]) -> dict[str, tuple[float, int]]:
+    """Start-up of each engine by phase, a step a session."""
+    session = int(payload.get("session", 1))
+    return {
+        f"startup ms/{engine} {phase}": (float(ms), session)
+        for engine, phases in payload.get("startup_ms", {}).items()
+        for phase, ms in phases.items()
+    }
 
 
 def _part_text(part: Mapping[str, Any]) -> str:

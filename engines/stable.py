@@ -36,6 +36,7 @@ from engines.judge.windows import run_window
 from engines.keeper import Keeper, KeptWeights
 from engines.limits import ChildLimits
 from engines.program import CandidateFailed, Fingerprint, KvPlan
+from engines.stopwatch import Stopwatch
 from engines.threading_env import process_environment
 from engines.zygote import Zygote
 from hotpass.errors import MachineError
@@ -103,8 +104,23 @@ class PairChild:
     mappings: tuple[tuple[str, ...], ...]
     """Where it maps the weights, seen from outside."""
     noise_floor: float
+    phases_ms: Mapping[str, float] = field(default_factory=dict)
+    """What its birth took: `fork`, `context`, `weights`, `skeleton`, `kv`, `warm-up`, `contexts`, `first result` (its first window),
+    `answers` (the further ones that are known of as loaded), `a against a`, and `until first result` since the fork."""
     beside_itself: dict[tuple[str, Place], deque[float]] = field(default_factory=dict)
     """(incumbent id, place) → recent seconds a step without a candidate beside it."""
+    told: bool = False
+    """Whether a result has said what the birth took."""
+
+    def birth_ms(self) -> dict[str, float]:
+        """Phases of the birth as a result tells them: once, with the first one that the child had a part in."""
+        told, self.told = self.told, True
+        return {} if told else born(self.phases_ms)
+
+
+def born(phases_ms: Mapping[str, float]) -> dict[str, float]:
+    """Phases of a child's birth among those of a measurement."""
+    return {f"birth/{name}": ms for name, ms in phases_ms.items()}
 
 
 @contextlib.contextmanager
@@ -367,21 +383,31 @@ class Stable:
 
     def _born_pair(self) -> PairChild:
         self._births += 1
+        laps = Stopwatch()
         child = self.fresh_child()
         try:
+            laps.lap("child")
             places = self.places(range(len(self.recipe.cuts)))
             for side in Side:
                 self.load_contexts(child, side.value, places, _soon())
+            laps.lap("contexts")
+            self._untimed(child, Side.INCUMBENT.value, places[0], self.pool[places[0]][0].tokens)
+            laps.lap("first result")
+            until_first = sum(laps.phases_ms.values())
             self.note_loaded(child, self.pool)
+            laps.lap("answers")
             pair_of_one = SideBySide(child, self.kv, self.recipe.model.vocab_size)
             evidence, noise = self.a_against_a(
                 pair_of_one, places, self.recipe.aa_seconds / (1 if self._births == 1 else 3)
             )
+            laps.lap("a against a")
+            own = {name: ms for name, ms in laps.phases_ms.items() if name != "child"}
             pair = PairChild(
                 child=child,
                 fingerprint=child.call_record("fingerprint", None, Fingerprint, deadline=_soon()),
                 mappings=child.mappings([self.weights.memory.inode]),
                 noise_floor=noise,
+                phases_ms={**child.phases_ms, **own, "until first result": until_first},
             )
         except BaseException:
             child.close()

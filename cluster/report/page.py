@@ -15,6 +15,7 @@ from cluster.live import clock_text
 from cluster.report import charts
 from cluster.report.board import board_section, llm_section
 from cluster.report.data import ReportData, rejected_rows
+from cluster.report.reloads import reload_costs
 from hotpass.records.measurement import Estimate, Purpose, Verdict
 
 COLOURS = {Verdict.FASTER: charts.GREEN, Verdict.SLOWER: charts.GREY, Verdict.INCONCLUSIVE: charts.BLUE}
@@ -33,7 +34,7 @@ def render(data: ReportData) -> str:
     title = f"{plan.deployment.model.name} · {plan.deployment.traffic.name} · {plan.deployment.hardware.name}"
     sections = [
         _header(data, title), _claims(data), _progress(data), _gains(data), _shapes(data), _baselines(data),
-        _rejected(data), board_section(data), llm_section(data), _sources(data), _environment(data), _reproduce(data),
+        _rejected(data), _reloads(data), board_section(data), llm_section(data), _sources(data), _environment(data), _reproduce(data),
     ]  # fmt: skip
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -295,6 +296,31 @@ def _rejected(data: ReportData) -> str:
     )
     more = f" The first {SHOWN_REJECTED} of {len(rows)} are listed." if len(rows) > len(shown) else ""
     return f"<h2>Rejected candidates</h2><p class=lead>{escape(counts)}.{more}</p>{given_up}<details{' open' if len(rows) <= 12 else ''}><summary>{len(shown)} attempts with their reasons</summary><div class=scroll>{body}</div></details>"
+
+
+def _reloads(data: ReportData) -> str:
+    costs = reload_costs(data.state.results.values())
+    if not costs:
+        return ""
+    rows = [
+        [
+            cost.kind.value,
+            f"{cost.attempts}",
+            f"{cost.costlier_than_declared or '-'}",
+            f"{cost.install_ms:.0f}",
+            f"{cost.warm_up_ms:.0f}",
+            f"{cost.return_ms:.0f}" if cost.return_ms else "-",
+            f"{cost.total_seconds:.1f}",
+        ]
+        for cost in costs
+    ]
+    head = [
+        "class", ">attempts", ">declared cheaper", ">install, ms", ">of it first passes, ms", ">restore and proof, ms", ">together, s",
+    ]  # fmt: skip
+    return (
+        "<h2>Reloads</h2><p class=lead>What putting candidates on and taking them off cost, by what the reload turned out to be: medians over attempts, "
+        "and their sum. Builders' work is not in it.</p>" + _table(head, rows)
+    )
 
 
 def _sources(data: ReportData) -> str:

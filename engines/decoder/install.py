@@ -11,7 +11,6 @@ that a failure in the middle and an uninstall restore the same way.
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from engines.decoder.source import CompiledPart, bound_params, compile_part, fai
 from engines.decoder.windows import warm_up
 from engines.prepare.store import layer_of
 from engines.program import Artefacts
+from engines.stopwatch import Stopwatch
 from hotpass.domain import Domain
 from hotpass.errors import InputError
 from hotpass.parts import conflicts
@@ -87,19 +87,6 @@ class Gate:
         return self._open
 
 
-class Stopwatch:
-    """Milliseconds by phase."""
-
-    def __init__(self) -> None:
-        self.phases_ms: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def lap(self, phase: str) -> None:
-        now = time.perf_counter()
-        self.phases_ms[phase] = self.phases_ms.get(phase, 0.0) + (now - self._last) * 1e3
-        self._last = now
-
-
 def install(
     side: DecoderSide, candidate: Candidate, artefacts: Artefacts, table: SlotTable, make_pool: MakePool
 ) -> ReloadReport:
@@ -125,9 +112,11 @@ def install(
         if settings["compile_mode"] != "none":
             compiling.compile_layers(side, str(settings["compile_mode"]), frozenset(counts), undo)
         warm_up(side)
+        # What is to be compiled compiles when it first runs.
+        watch.lap("warm-up" if settings["compile_mode"] == "none" else "compile")
         if settings["cuda_graphs"]:
             capture_rows(side, undo)
-        watch.lap("warm-up")
+            watch.lap("capture")
     except (Exception, SystemExit) as error:
         with suppress(Exception):  # of two errors the first is the one to tell
             undo.close()

@@ -35,6 +35,7 @@ from engines.decoder.slots import reference_source, slot_table
 from engines.decoder.source import failed_by
 from engines.decoder.windows import as_failure, run_window
 from engines.program import Artefacts, Fingerprint, KvPlan, ReplayRequest, StepEvent, WindowInputs, WindowReply
+from engines.stopwatch import Stopwatch
 from engines.threading_env import usable_cores
 from hotpass.errors import InputError
 from hotpass.records.candidate import Candidate
@@ -74,10 +75,12 @@ class DecoderProgram:
 
         `cuts` are layer indices of `model`; whatever serves whole requests runs on the deepest. Returns ms by phase.
         """
-        start = time.perf_counter()
+        watch = Stopwatch()
         torch.set_num_threads(threads)
         self._model, self._plan, self._threads = model, plan, threads
         self._device = torch.device(device)
+        torch.zeros(1, device=self._device)
+        watch.lap("context")
         self._dtype: torch.dtype = getattr(torch, model.dtype)
         self._cuts = [tuple(cut) for cut in cuts]
         self._deepest = max(range(len(cuts)), key=lambda index: len(cuts[index]))
@@ -86,23 +89,20 @@ class DecoderProgram:
         shared = weights if device == "cpu" else _on_device(weights, self._device)
         self._weights: list[Mapping[str, torch.Tensor]] = [shared.cut(cut) for cut in self._cuts]
         self._reason = why_not_ragged(self._configs[0])
-        weights_at = time.perf_counter()
+        watch.lap("weights")
         self._reason = self._reason or self._tried(self._shallowest)
         for cut in range(len(cuts)):
             for name in SIDES[:2]:
                 self._sides[name, cut] = self._new_side(name, cut, self._dtype)
-        skeleton_at = time.perf_counter()
+        watch.lap("skeleton")
         self._probe = self._new_probe()
         self._proof = Proof(self._probe, self._device)
         self._born = fingerprint.watched_callables(self._classes())
         fingerprint.start_worker_threads(max(threads, usable_cores()), threads)
         self._proof.warm_up()
-        return {
-            "weights": (weights_at - start) * 1e3,
-            "skeleton": (skeleton_at - weights_at - self._kv_seconds) * 1e3,
-            "kv": self._kv_seconds * 1e3,
-            "warm-up": (time.perf_counter() - skeleton_at) * 1e3,
-        }
+        watch.lap("warm-up")
+        kv = self._kv_seconds * 1e3
+        return {**watch.phases_ms, "skeleton": watch.phases_ms["skeleton"] - kv, "kv": kv}
 
     def slots(self) -> SlotTable:
         """Of the deepest cut."""

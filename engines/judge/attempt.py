@@ -29,7 +29,7 @@ from engines.judge.rounds import Evidence, Place, Plan, Rounds
 from engines.judge.served import check_served
 from engines.judge.windows import run_window
 from engines.program import CandidateFailed, Fingerprint, ReplayRequest
-from engines.stable import PairChild, Stable, machine_fault
+from engines.stable import PairChild, Stable, born, machine_fault
 from hotpass.errors import EngineDied
 from hotpass.records.candidate import AS_LOADED, Candidate
 from hotpass.records.measurement import (
@@ -122,9 +122,8 @@ class Judge:
     def measure(self, assignment: Assignment, requests: Sequence[ReplayRequest] = ()) -> MeasureResult:
         """Measure until the stopping rule is met or the deadline. `requests`: for the slow tier. Raises MachineError only."""
         apart = assignment.pairing is Pairing.TWO_PROCESSES
-        if not apart:
-            self._stable.pair()  # born outside the candidate's time
-        attempt = Attempt(assignment=assignment, started=time.monotonic())
+        birth = {} if apart else self._stable.pair().birth_ms()  # outside the candidate's time
+        attempt = Attempt(assignment=assignment, started=time.monotonic(), phases_ms=birth)
         try:
             if not self._built(attempt):
                 return self._result(attempt)
@@ -182,6 +181,8 @@ class Judge:
             with attempt.phase("fork"), machine_fault("fresh children"):
                 a = children.enter_context(self._stable.fresh_child())
                 b = children.enter_context(self._stable.fresh_child())
+                for name, ms in (*born(a.phases_ms).items(), *born(b.phases_ms).items()):
+                    attempt.phases_ms[name] = attempt.phases_ms.get(name, 0.0) + ms
                 if assignment.purpose is Purpose.COLD:
                     attempt.pool = self._held_out(a, places, assignment.seed)
             pair = TwoProcesses(a, b, self._stable.kv, self._vocab)
@@ -455,6 +456,8 @@ class Judge:
 
     def _result(self, attempt: Attempt) -> MeasureResult:
         claimed = {slot: 0 for report in attempt.reloads if report.side is Side.CANDIDATE for slot in report.slots}
+        if attempt.evidence.first_result_ms is not None:
+            attempt.phases_ms["first result"] = attempt.evidence.first_result_ms
         attempt.phases_ms["total"] = (time.monotonic() - attempt.started) * 1e3
         return MeasureResult(
             assignment=attempt.assignment,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ class PartFiles:
     """For each cut: concrete slot → safetensors file with its derived weights."""
 
 
+OF_ONE_PAIR = 2
+"""Candidates whose files are held between building and installing them."""
+
 Builder = Callable[[Candidate, float], Sequence[PartFiles]]
 """(candidate, seconds left) → files, one entry a part in the candidate's order. Raises CandidateFailed."""
 
@@ -38,6 +42,7 @@ class Installer:
     def __init__(self, stable: Stable, builder: Builder) -> None:
         self._stable = stable
         self._builder = builder
+        self._lately: OrderedDict[str, Sequence[PartFiles]] = OrderedDict()
 
     def install(
         self, child: Child, side: Side, candidate: Candidate, places: Sequence[Place], deadline: float
@@ -46,7 +51,7 @@ class Installer:
         if candidate == AS_LOADED:
             return self._as_loaded(child, side, places, deadline)
         start = time.perf_counter()
-        files = self.build(candidate, deadline)
+        files = self._files(candidate, deadline)
         built_ms = (time.perf_counter() - start) * 1e3
         reports = []
         for cut in sorted({cut for cut, _ in places}):
@@ -74,9 +79,17 @@ class Installer:
         if not candidate.parts:
             return ()
         try:
-            return self._builder(candidate, deadline - time.monotonic())
+            made = self._builder(candidate, deadline - time.monotonic())
         except InputError as error:  # of a part's text: the candidate's fault here, whoever asked
             raise CandidateFailed(Failure(kind=FailureKind.BUILD, message=str(error)[:500])) from None
+        self._lately[candidate.id] = made
+        while len(self._lately) > OF_ONE_PAIR:
+            self._lately.popitem(last=False)
+        return made
+
+    def _files(self, candidate: Candidate, deadline: float) -> Sequence[PartFiles]:
+        """As just built for this attempt: that the files are there need not be looked up twice within a second."""
+        return self._lately.pop(candidate.id, None) or self.build(candidate, deadline)
 
     def _as_loaded(self, child: Child, side: Side, places: Sequence[Place], deadline: float) -> ReloadReport:
         start = time.perf_counter()

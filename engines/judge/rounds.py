@@ -44,6 +44,8 @@ class Evidence:
     activation: Counter[str] = field(default_factory=Counter)
     incumbent_seconds: dict[Place, list[float]] = field(default_factory=dict)
     """Time of a step of the incumbent in each of its windows."""
+    first_result_ms: float | None = None
+    """The candidate's first window; None before it."""
     incumbent_lost_seconds: float = 0.0
     """By how much its windows were longer beside the candidate than beside itself, together."""
     incumbent_changed: list[str] = field(default_factory=list)
@@ -145,6 +147,8 @@ class Rounds:
         run = self._pair.window if side is Side.CANDIDATE else self._incumbents_window
         window = run(side, cut, row, inputs.tokens, deadline)
         if side is Side.CANDIDATE:
+            if self._evidence.first_result_ms is None:
+                self._evidence.first_result_ms = window.seconds * 1e3
             self._evidence.activation.update(window.activation)
             self._check_candidate(row, inputs, window.logits)
             inputs.candidate = window.logits

@@ -328,6 +328,8 @@ class MeasureResult:
     simulated: bool = False
     """True for the fake engine only: nothing here was measured."""
     phases_ms: Mapping[str, float] = field(default_factory=dict)
+    """`build`, `alone`, `install`, `first result` (the candidate's first window), `measure`, `restore`, `clean`, …; `birth/…`: of
+    children born for this measurement, outside `total`."""
     failure: Failure | None = None
 
 

@@ -39,7 +39,7 @@ def test_it_has_every_section(folder: Path) -> None:
     text = render(gather(folder))
     for title in (
         "What is claimed", "Gates", "Best so far", "Gain by part", "Shape table", "Step time against the physical floor",
-        "Baselines and the A/A row", "Rejected candidates", "The candidate&#x27;s sources", "Environment", "Reproduce",
+        "Baselines and the A/A row", "Rejected candidates", "Reloads", "The candidate&#x27;s sources", "Environment", "Reproduce",
     ):  # fmt: skip
         assert title in text or title.replace("&#x27;", "'") in text, title
     assert text.count("<svg") == 3

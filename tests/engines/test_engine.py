@@ -176,6 +176,16 @@ def test_a_deadline_ends_the_rounds_with_what_there_is(toy: DecoderEngine, deplo
     assert len(result.blocks) > 3
 
 
+def test_a_birth_is_told_once_and_by_phase(toy: DecoderEngine, deployment: Deployment) -> None:
+    toy._loaded.discard_pair()
+    first, second = (toy.measure(assignment(deployment, HONEST)).phases_ms for _ in range(2))
+    born = {name.removeprefix("birth/"): ms for name, ms in first.items() if name.startswith("birth/")}
+    assert {"fork", "skeleton", "contexts", "first result", "answers", "a against a", "until first result"} <= set(born)
+    assert born["fork"] + born["load"] + born["contexts"] + born["first result"] < 1.01 * born["until first result"]
+    assert not any(name.startswith("birth/") for name in second)
+    assert 0 < second["first result"] < second["measure"] < second["total"]
+
+
 def test_install_generate_restore(toy: DecoderEngine, deployment: Deployment) -> None:
     report = toy.install(Side.CANDIDATE, HONEST)
     assert (report.candidate_id, report.slots) == (HONEST.id, ("model",))
