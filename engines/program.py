@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hotpass.records.candidate import Candidate
 from hotpass.records.deployment import ModelRef
@@ -230,3 +230,13 @@ class Program(Protocol):
         ...
 
     def fingerprint(self) -> Fingerprint: ...
+
+
+class ProfiledProgram(Program, Protocol):
+    """What a program adds when its steps can be looked into."""
+
+    def profile(
+        self, side: str, cut: int, row: int, slots: Sequence[str], tokens: torch.Tensor
+    ) -> tuple[dict[str, Any], bytes]:
+        """Plain figures of a row (`engines.profile_child`), and a Chrome trace. The child is not used for anything else afterwards."""
+        ...

@@ -22,6 +22,7 @@ from hotpass.records.measurement import (
     Side,
     Tier,
 )
+from hotpass.records.profile import Profile
 from hotpass.records.shapes import ShapeRow
 from hotpass.records.slots import SlotTable
 
@@ -65,6 +66,16 @@ class ProvesReloads(Engine, Protocol):
 
     def verify_reload(self, before: Candidate, candidate: Candidate) -> ReloadProof:
         """Warm before→candidate against the cold candidate, and before→candidate→before against before. Raises CandidateFailed."""
+        ...
+
+
+@runtime_checkable
+class Profiles(Engine, Protocol):
+    """What an engine adds when it can say where the time of a candidate goes."""
+
+    def profile(self, assignment: Assignment, trace_path: str = "") -> Profile:
+        """The assignment's candidate on its rows of the whole model, in a child that is discarded afterwards, outside of any timed
+        window. `trace_path`: where Chrome traces go, one a row; empty for none. Never raises for a candidate's fault."""
         ...
 
 
