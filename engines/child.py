@@ -13,9 +13,18 @@ import os
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from engines.program import Artefacts, CandidateFailed, KvPlan, Program, ReplayRequest, StepEvent, WindowInputs
+from engines.program import (
+    Artefacts,
+    CandidateFailed,
+    KvPlan,
+    ProfiledProgram,
+    Program,
+    ReplayRequest,
+    StepEvent,
+    WindowInputs,
+)
 from engines.wire import Channel, ChannelClosed, Message, close_all
 from hotpass.decode import from_plain
 from hotpass.records.candidate import Candidate
@@ -97,6 +106,7 @@ class _Server:
             "score": self._score,
             "answer_from_kv": self._answer_from_kv,
             "logits_at": self._logits_at,
+            "profile": self._profile,
             "state": lambda message: (dict(self._program.state()), []),
             "fingerprint": lambda message: (self._program.fingerprint(), []),
         }
@@ -199,6 +209,16 @@ class _Server:
         view = map_buffer(message.fds[0])[: len(positions) * body["vocab"]].view(len(positions), body["vocab"])
         self._program.logits_at(body["side"], body["cut"], _tokens(message.blob).tolist(), positions, view)
         return None, []
+
+    def _profile(self, message: Message) -> Reply:
+        """Figures, and the trace as a memory file; for programs that can be profiled."""
+        from engines.memory import file_of
+
+        body = message.body
+        tokens = _tokens(message.blob).view(body["steps"], -1)
+        program = cast(ProfiledProgram, self._program)
+        figures, trace = program.profile(body["side"], body["cut"], body["row"], body["slots"], tokens)
+        return figures, [file_of(trace, "trace")]
 
     def _score(self, message: Message) -> Reply:
         from engines.memory import map_buffer

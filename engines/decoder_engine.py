@@ -26,6 +26,7 @@ from engines.judge.reloads import prove_reload
 from engines.judge.scoring import reference_noise, score_texts
 from engines.judge.texts import RequestMaker, text_sources
 from engines.limits import ChildLimits
+from engines.profile import profile
 from engines.program import CandidateFailed, ReplayRequest
 from engines.stable import Recipe, Stable, machine_fault
 from engines.threading_env import environment_record, usable_cores
@@ -44,6 +45,7 @@ from hotpass.records.measurement import (
     Side,
     Tier,
 )
+from hotpass.records.profile import Profile
 from hotpass.records.shapes import ShapeRow
 from hotpass.records.slots import SlotTable
 
@@ -233,6 +235,14 @@ class DecoderEngine:
     def verify_reload(self, before: Candidate, candidate: Candidate) -> ReloadProof:
         """Whether the candidate put over `before` answers as it does cold, and `before` comes back. Raises CandidateFailed."""
         return prove_reload(self._loaded, self._installer, before, candidate)
+
+    def profile(self, assignment: Assignment, trace_path: str = "") -> Profile:
+        """Where the time of the assignment's candidate goes, on its rows of the whole model, in a child of its own."""
+        self._check(assignment)
+        return profile(
+            self._loaded, self._installer, assignment, engine=self.name, table=self.slots(),
+            hardware=self._deployment.hardware, cut=len(self.cuts) - 1, trace_path=trace_path,
+        )  # fmt: skip
 
     def close(self) -> None:
         """End every process and release every descriptor; the engine can be loaded again."""

@@ -35,6 +35,7 @@ from hotpass.records.measurement import (
     Side,
     Tier,
 )
+from hotpass.records.profile import OperatorTime, Profile, RowProfile, SlotTime
 from hotpass.records.shapes import Phase, ShapeRow
 from hotpass.records.slots import Slot, SlotTable
 from hotpass.stats import SequentialTest, weighted_round
@@ -253,6 +254,31 @@ class FakeEngine:
 
     def verify_weights(self) -> bool:
         return True
+
+    def profile(self, assignment: Assignment, trace_path: str = "") -> Profile:
+        """Simulated: each step is one operator and one slot, with a tenth of it between operators. No trace."""
+        failure = self.behaviour(assignment.candidate)
+        rows = () if failure else tuple(self._row_profile(assignment.candidate, row) for row in assignment.rows)
+        return Profile(
+            engine=self.name,
+            candidate_id=assignment.candidate.id,
+            label=assignment.candidate.label,
+            rows=rows,
+            nsight="simulated: there is nothing for Nsight to see",
+            simulated=True,
+            failure=failure,
+        )
+
+    def _row_profile(self, candidate: Candidate, row: ShapeRow) -> RowProfile:
+        ms = self.step_time(candidate, row)
+        whole = SlotTime(
+            slot="model", stands_for="forward", calls=1.0, ms=ms, self_ms=ms, by_part=bool(candidate.parts),
+            bytes_moved=1 << 20, flops=1 << 20, bound_ms=ms / 2,
+        )  # fmt: skip
+        return RowProfile(
+            row=row, steps=1, step_ms=ms, profiled_ms=ms, gaps_ms=ms / 10, num_gaps=1.0, longest_gap_ms=ms / 10,
+            operators=(OperatorTime(name="simulated::step", calls=1.0, self_ms=0.9 * ms, share=0.9),), slots=(whole,),
+        )  # fmt: skip
 
     def _rounds(self, assignment: Assignment) -> list[MeasuredBlock]:
         test = SequentialTest(assignment.stopping)

@@ -231,3 +231,14 @@ def _write_all(fd: int, data: memoryview, offset: int) -> None:
     while len(data):
         written = os.pwrite(fd, data[: 1 << 30], offset)
         data, offset = data[written:], offset + written
+
+
+def file_of(data: bytes, label: str) -> int:
+    """The descriptor of a new memory file that holds these bytes."""
+    fd = os.memfd_create(f"hotpass-{label}", os.MFD_CLOEXEC)
+    try:
+        _write_all(fd, memoryview(data), 0)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from engines.program import CandidateFailed
-from engines.protocol import Engine, MeasuresBaselines
+from engines.protocol import Engine, MeasuresBaselines, Profiles
 from hotpass.canonical import to_plain
 from hotpass.decode import from_plain, json_safe
 from hotpass.records.candidate import AS_LOADED, Candidate
 from hotpass.records.deployment import Deployment
 from hotpass.records.measurement import Assignment, FailureKind, MeasureResult, Purpose, Side, Stopping, Tier
+from hotpass.records.profile import Profile
 
 PROMPTS = ((1, 2, 3, 4), (9, 8, 7))
 QUICK = Stopping(min_rounds=3, max_rounds=4)
@@ -152,6 +153,30 @@ class EngineSuite:
             after = engine.measure(order(deployment, honest))
             assert_whole(after, deployment, engine)
             assert after.epoch == epoch
+
+    def test_a_profile_shows_where_the_time_goes(
+        self, engine: Engine, deployment: Deployment, honest: Candidate, faults: Faults
+    ) -> None:
+        if not isinstance(engine, Profiles):
+            return
+        found = engine.profile(order(deployment, honest))
+        assert found.failure is None
+        assert (found.candidate_id, [row.row for row in found.rows]) == (honest.id, list(deployment.shapes.rows))
+        assert found.nsight
+        for row in found.rows:
+            assert row.operators
+            assert row.step_ms > 0
+            assert sum(operator.share for operator in row.operators) <= 1.01
+            assert 0 <= row.gaps_ms <= row.profiled_ms
+            assert {slot.slot for slot in row.slots} <= set(engine.slots().names())
+            assert row.whole is not None
+            assert all(slot.ms >= slot.self_ms >= 0 and slot.bytes_moved > 0 for slot in row.slots)
+        assert from_plain(Profile, json_safe(to_plain(found))) == found
+        for kind in faults.keys() & {FailureKind.CRASH, FailureKind.EXCEPTION}:
+            broken = engine.profile(order(deployment, faults[kind])).failure
+            assert broken is not None, kind
+            assert broken.kind is kind
+        assert_whole(engine.measure(order(deployment, honest)), deployment, engine)
 
     def test_the_weights_hold(self, engine: Engine) -> None:
         if isinstance(engine, MeasuresBaselines):

@@ -236,6 +236,18 @@ class DecoderProgram:
         target.activate()
         logits_at(target, tokens, positions, out)
 
+    def profile(
+        self, side: str, cut: int, row: int, slots: Sequence[str], tokens: torch.Tensor
+    ) -> tuple[dict[str, Any], bytes]:
+        """Figures of a row and its Chrome trace (`engines.profile_child`), for a child that is discarded afterwards."""
+        from engines.profile_child import profile_row
+
+        target = self._side(side, cut)
+        try:
+            return profile_row(target, self._loaded("incumbent", cut), slots, row, tokens.to(self._device))
+        except (Exception, SystemExit) as error:
+            raise as_failure(error) from None
+
     def state(self) -> Mapping[str, str]:
         """Random numbers and the environment are a candidate's own business while it is installed."""
         changed = self._proof.changed(self._trees())

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from engines.flops import flop_counter
 from engines.memory import DTYPES
 from engines.module.aliases import ALIASES, alias_recipe
 from engines.module.inputs import ExampleSpec, InputSpec
@@ -310,9 +311,7 @@ def _watched(module: torch.nn.Module, positional: Sequence[Any], keywords: Mappi
 
 
 def _flops(module: torch.nn.Module, positional: Sequence[Any], keywords: Mapping[str, Any]) -> int:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counter:
+    with flop_counter() as counter:
         module(*positional, **keywords)
     return int(counter.get_total_flops())
 

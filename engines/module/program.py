@@ -181,6 +181,17 @@ class ModuleProgram:
         for index in range(len(positions)):
             self._write_answer(target, tokens[0], out[index])
 
+    def profile(
+        self, side: str, cut: int, row: int, slots: Sequence[str], tokens: torch.Tensor
+    ) -> tuple[dict[str, Any], bytes]:
+        """Figures of a row and its Chrome trace (`engines.profile_child`), for a child that is discarded afterwards."""
+        from engines.profile_child import profile_row
+
+        try:
+            return profile_row(self._side(side), self._loaded("incumbent"), slots, row, tokens)
+        except (Exception, SystemExit) as error:
+            raise as_failure(error) from None
+
     def state(self) -> Mapping[str, str]:
         """Random numbers and the environment are a candidate's own business while it is installed."""
         flags = {**fingerprint.flags(self._born, self._classes()), "trees": self._changed_trees()}
