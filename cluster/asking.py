@@ -26,7 +26,7 @@ class Answer:
     proposal: Proposal | None = None
     """None after a tell, or when the source had nothing."""
     borrowed: tuple[str, ...] = ()
-    """Candidates whose attempts the control took from others (`Proposer.borrowed`)."""
+    """Candidates whose attempts the control took from others (`Proposer.drain_borrowed`)."""
     sources: tuple[str, ...]
     broken: Mapping[str, str]
     exhausted: str
@@ -46,8 +46,7 @@ class Asker:
         def work() -> Answer:
             if source == Who.SERVING:
                 return self._stand(self._proposer.ask_serving(incumbent))
-            found = self._proposer.ask(incumbent, source)
-            return self._stand(found, tuple(self._proposer.borrowed))
+            return self._stand(self._proposer.ask(incumbent, source))
 
         return self._do(work)
 
@@ -82,11 +81,11 @@ class Asker:
     def _do(self, work: Callable[[], Answer]) -> Future[Answer]:
         return answered(work) if self._pool is None else self._pool.submit(work)
 
-    def _stand(self, proposal: Proposal | None = None, borrowed: tuple[str, ...] = ()) -> Answer:
+    def _stand(self, proposal: Proposal | None = None) -> Answer:
         proposer = self._proposer
         self.last = Answer(
             proposal=proposal,
-            borrowed=borrowed,
+            borrowed=tuple(proposer.drain_borrowed()),
             sources=proposer.sources(),
             broken=dict(proposer.broken),
             exhausted=proposer.exhausted,

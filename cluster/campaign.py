@@ -31,10 +31,10 @@ from cluster.loop import SearchLoop
 from cluster.machines import Machines, MachinesOpener, open_machines
 from cluster.plan import FILE, Plan, write_plan
 from cluster.ports import Proposer, Silent, View
-from cluster.proposing import StudyProposer
+from cluster.proposers import proposer_of
 from cluster.runs import facts_of
 from cluster.session import Hush, Session
-from cluster.state import SEARCHING, CampaignState, fold
+from cluster.state import CampaignState, fold
 from cluster.store import save_candidate
 from hotpass.errors import HotpassError
 from hotpass.records.candidate import AS_LOADED, Numerics, PartSource, Proposal
@@ -185,21 +185,18 @@ def _run(session: Session, machines: Machines, running: Running) -> dict[str, An
 
 
 def make_proposer(session: Session, machines: Machines, catalogue: Callable[[str], Sequence[PartSource]]) -> Proposer:
-    """The built-in proposer, told everything that the log remembers."""
+    """The built-in proposer, with its control where one is asked for, told everything that the log remembers."""
     plan = session.plan
     assert session.slot_table is not None
-    proposer = StudyProposer(
-        plan.deployment,
+    proposer = proposer_of(
+        plan,
+        session.state,
+        session.candidates,
         session.slot_table,
         catalogue(plan.deployment.hardware.device),
-        numerics=Numerics(plan.spec.numerics),
-        compiler=machines.compiler,
-        seed=plan.spec.seed,
+        machines.compiler,
     )
     proposer.seen(proposal.candidate for proposal in unfinished(session).values())
-    for row in session.state.attempts:
-        if row.attempt.purpose in SEARCHING and row.attempt.candidate_id in session.candidates:
-            proposer.tell(session.candidates[row.attempt.candidate_id], row.attempt)
     return proposer
 
 

@@ -99,9 +99,8 @@ class Proposer(Protocol):
         """What later draws follow from, given the same answers."""
         ...
 
-    @property
-    def borrowed(self) -> Sequence[str]:
-        """Candidates that the last `ask` wanted, and whose attempts it was told instead, since others had had them measured."""
+    def drain_borrowed(self) -> Sequence[str]:
+        """Candidates that the control wanted since the last call, and whose attempts it was told: others had had them measured."""
         ...
 
     def sources(self) -> tuple[str, ...]:

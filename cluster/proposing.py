@@ -34,21 +34,24 @@ class StudyProposer:
         numerics: Numerics,
         compiler: bool,
         seed: int,
-        sampler: str = "tpe",
+        sampler: str = "optuna",
         objectives: Sequence[str] = (TOKENS_PER_S,),
     ) -> None:
-        """`sampler` `random` draws by chance and learns nothing: no screening, no neighbours."""
+        """`sampler` is `optuna`; `random`: by chance, no screening and no neighbours; or `none`: proposes nothing, and only keeps what
+        is known."""
         self._build = partial(Space.build, deployment, slots, allowed=numerics, compiler=compiler)
         self._parts = tuple(parts)
         self._strangers: dict[str, str] = {}
         """Parts of others that cannot join the space (hash → why), so that none is tried twice."""
         self.space = self._build(self._parts)
-        self.study = Study(self.space, seed=seed, sampler=sampler, objectives=objectives)
+        self._is_mute, self._learns = sampler == "none", sampler == "optuna"
+        kind = "tpe" if self._learns else "random"
+        self.study = Study(self.space, seed=seed, sampler=kind, objectives=objectives)
         self._incumbent = AS_LOADED
         self._around = AS_LOADED.id
         self._served: set[str] = {AS_LOADED.id}
         """Candidates that the slow tier has had, or will have."""
-        if sampler == "tpe":
+        if self._learns:
             self._enqueue(screening(self.space, AS_LOADED), Who.SCREENING, AS_LOADED)
 
     def seen(self, candidates: Iterable[Candidate]) -> None:
@@ -57,13 +60,12 @@ class StudyProposer:
             self.study.seen(candidate)
             self._served.add(candidate.id)
 
-    @property
-    def borrowed(self) -> Sequence[str]:
+    def drain_borrowed(self) -> Sequence[str]:
         """None: what others had measured is told to this one anyway."""
         return ()
 
     def sources(self) -> tuple[str, ...]:
-        return self.study.sources()
+        return () if self._is_mute else self.study.sources()
 
     def follow(self, incumbent: Candidate) -> None:
         """What is near a new incumbent is enqueued."""
@@ -72,7 +74,7 @@ class StudyProposer:
             self._around = incumbent.id
             self.study.set_incumbent(incumbent)
             # Where only the serving loop's settings are new, each of these is known, and none is enqueued.
-            if self.study.sampler == "tpe":
+            if self._learns:
                 self._enqueue(neighbours(self.space, incumbent), Who.NEIGHBOUR, incumbent)
 
     def ask(self, incumbent: Candidate, source: str = "") -> Proposal | None:
@@ -81,6 +83,8 @@ class StudyProposer:
         return asked.proposal if asked else None
 
     def ask_serving(self, incumbent: Candidate) -> Proposal | None:
+        if self._is_mute:
+            return None
         for step in serving_steps(self.space, incumbent):
             candidate = self.space.to_candidate(step.choices)
             if candidate.id not in self._served:
@@ -96,7 +100,7 @@ class StudyProposer:
         keeps the candidate from being proposed again."""
         if attempt.tier is Tier.SLOW:
             self._served.add(candidate.id)
-        if attempt.verdict.is_timed and attempt.incumbent_id not in self.study.values:
+        if attempt.verdict.is_timed and not self.study.can_chain(attempt.incumbent_id):
             self.study.seen(candidate)
             return
         joined = self._join(candidate) if attempt.verdict.is_timed and attempt.tier is Tier.FAST else []
@@ -134,7 +138,7 @@ class StudyProposer:
     @property
     def exhausted(self) -> str:
         """Why `ask` had nothing left; empty while it has."""
-        return self.study.exhausted
+        return "nothing more was handed in" if self._is_mute else self.study.exhausted
 
     @property
     def broken(self) -> dict[str, str]:

@@ -165,6 +165,8 @@ class CampaignState:
     """Counts over the attempts, so that no turn of a long search goes through all of them."""
     shares: Shares = field(default_factory=Shares)
     """Engine time by proposer: used, earned, and whose turn is next."""
+    borrowed: list[str] = field(default_factory=list)
+    """Candidates that the control wanted after others had had them measured."""
     num_turns: int = 0
     turns: dict[str, int] = field(default_factory=dict)
     """Candidate id → the turn that it was taken in, until its first attempt."""
@@ -304,6 +306,7 @@ class CampaignState:
         elif name == "nothing-left":
             self.shares.give_back(int(payload["turn"]))
         elif name == "borrowed":
+            self.borrowed.append(payload["candidate_id"])
             self.shares.borrow(self.by_candidate[payload["candidate_id"]][0].attempt)
         elif name == "widen":
             self.widened += 1

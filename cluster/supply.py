@@ -178,9 +178,7 @@ class Supply:
 
     def _asked(self, future: Future[Answer], turn: int, arm: str, incumbent: Candidate) -> None:
         self.num_asking -= 1
-        answer = future.result()
-        for candidate_id in answer.borrowed:
-            self.decide("borrowed", candidate_id=candidate_id)
+        answer = self._heard(future)
         if answer.proposal is None:
             self.decide("nothing-left", turn=turn)
             if arm == Who.SERVING:
@@ -214,8 +212,15 @@ class Supply:
         self.answers.expect(future, self._learned)
 
     def _learned(self, future: Future[Answer]) -> None:
-        """What the proposer gives up on is a decision, once."""
         self.num_telling -= 1
-        for what, reason in future.result().broken.items():
+        self._heard(future)
+
+    def _heard(self, future: Future[Answer]) -> Answer:
+        """What the proposer gives up on, and what its control took over from others, are decisions, once each."""
+        answer = future.result()
+        for what, reason in answer.broken.items():
             if what not in self.state.broken:
                 self.decide("broken", what=what, reason=reason)
+        for candidate_id in answer.borrowed:
+            self.decide("borrowed", candidate_id=candidate_id)
+        return answer

@@ -100,6 +100,7 @@ class Study:
         self._running: dict[str, int] = {}
         self._values: dict[str, float] = {AS_LOADED.id: 0.0}
         self._all_values: dict[str, tuple[float, ...]] = {AS_LOADED.id: (0.0,) * len(self.objectives)}
+        self._anchors: dict[str, tuple[float, ...]] = {}
         self._finished = 0
         self._fast: set[str] = {AS_LOADED.id}
         self._waiting: list[tuple[Choices, Proposal]] = []
@@ -130,6 +131,10 @@ class Study:
         """Candidates that were asked, enqueued or seen, as loaded among them."""
         return len(self._known)
 
+    def can_chain(self, candidate_id: str) -> bool:
+        """Whether attempts against this one have a value."""
+        return candidate_id in self._all_values or candidate_id in self._anchors
+
     @property
     def values(self) -> Mapping[str, float]:
         """Candidate id → log of the speedup over as loaded, of everything that was timed."""
@@ -144,6 +149,11 @@ class Study:
         self._remember(candidate)
         key = on_fixed_shapes(candidate)
         self._waiting = [item for item in self._waiting if on_fixed_shapes(item[1].candidate) != key]
+
+    def anchor(self, candidate_id: str, other: Study) -> None:
+        """A candidate that this study never had, as something that others are chained to: its values are those of another study."""
+        if candidate_id not in self._all_values and candidate_id in other._all_values:
+            self._anchors[candidate_id] = other._all_values[candidate_id]
 
     def set_incumbent(self, candidate: Candidate) -> None:
         """Settings of the serving loop in later asks are those of this candidate."""
@@ -267,6 +277,7 @@ class Study:
         study._on_fixed_shapes |= self._on_fixed_shapes
         study._values |= self._values
         study._all_values |= self._all_values
+        study._anchors |= self._anchors
         study._fast |= self._fast
         study._attempts.extend(self._attempts)
         for breaker in self.broken.values():
@@ -300,11 +311,11 @@ class Study:
         """Its value by each objective; empty unless all of them are finite."""
         if attempt.speedup is None or not attempt.verdict.is_timed:
             return ()
-        if attempt.incumbent_id not in self._values:
+        base = self._all_values.get(attempt.incumbent_id, self._anchors.get(attempt.incumbent_id))
+        if base is None:
             raise ValueError(
                 f"the incumbent {attempt.incumbent_id[:10]} was never measured, so nothing can be chained to it"
             )
-        base = self._all_values[attempt.incumbent_id]
         known, incumbent = self._known.get(attempt.candidate_id), self._known.get(attempt.incumbent_id)
         if known and incumbent and known.id != incumbent.id and lowest_tier(known, incumbent) is Tier.SLOW:
             return base  # on the shapes that all values are of, the two are one
