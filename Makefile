@@ -16,7 +16,7 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST_ARGS ?=
 
-.PHONY: demo test test-fast lint bench bench-decode bench-baselines bench-fast-tier bench-costmodel format install clean
+.PHONY: demo test test-fast lint bench bench-decode bench-baselines bench-fast-tier bench-costmodel bench-experiments format install clean
 
 install: $(STAMP)
 
@@ -55,6 +55,10 @@ bench-fast-tier: $(STAMP)
 
 bench-costmodel: $(STAMP)
 	$(BIN)/python -m benchmarks.bench_costmodel
+
+# Arm a needs vLLM in a venv of its own (scripts/install-vllm.sh); without it that arm is left out, and said so.
+bench-experiments: $(STAMP)
+	$(BIN)/python -m benchmarks.bench_experiments
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -22,7 +22,7 @@ def model_folder(model: ModelRef, room: str) -> str:
     if model.layers is not None:
         raise InputError("model", model.name, "is a cut", "vLLM loads the whole model")
     folder = Path(room, "hotpass-model")
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for item in Path(model.folder).iterdir():
         target = folder / item.name
         if item.name != PACKED_FILE and not target.exists():
