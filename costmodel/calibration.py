@@ -1,9 +1,10 @@
 """Corrections learned from measured rows: small, immutable, with the error they showed on architectures they had not seen.
 
-A correction is additive in log time: an offset for the backend and mode, slopes over load and lengths for each backend, and the
-share of each kind of operator in the step, which is a correction factor for that kind to first order. The fit is a robust ridge
-regression, so that few rows move it little. Intervals are conformal: quantiles of the residuals on held-out architectures, by mode
-and backend where there are enough, and never narrower for having been fitted.
+A time is a sum of parts (kinds of operators, what others' prompts add, queues, the host), and a correction is a factor for each
+part, common to all and refined for each backend: measured ≈ sum over parts of exp(common + backend's) x part. The logarithms of the
+factors are held to their priors and fitted robustly (`costmodel.additive`), so that few rows move them little and a correction
+means the same for a step of any model. Intervals are conformal: quantiles of the residuals on held-out architectures, by mode and
+backend where there are enough, and never narrower for having been fitted.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,32 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from costmodel.additive import Factors, Prior, fit_factors
 from costmodel.measured import architecture
-from costmodel.operators import BACKENDS, Kind, Layout
+from costmodel.operators import Kind, Layout
 from costmodel.serving import Load, Steady
 from hotpass.errors import InputError
 
 Floats = NDArray[np.float64]
 
 TARGETS = ("tpot", "ttft")
-RIDGE = 100.0
-"""Prior weight on no correction, in rows."""
-SHARE_PRIOR = 3.0
-"""How much closer to no correction the factors by kind of operator are held than the rest."""
+PRIORS: Mapping[str, Mapping[str, Prior]] = {
+    "tpot": {
+        **{f"decode_{kind}_ms": Prior(0.0, 0.25) for kind in Kind},
+        "interference_ms": Prior(0.0, 0.3),
+        "host_ms": Prior(-1.5, 1.0),
+    },
+    "ttft": {
+        "prefill_ms": Prior(0.0, 0.3),
+        "beside_ms": Prior(0.0, 1.0),
+        "queue_ms": Prior(0.0, 0.5),
+        "burst_ms": Prior(0.0, 0.7),
+        "host_ms": Prior(0.0, 1.0),
+    },
+}
+"""Target → part of it → mean and standard deviation of the logarithm of its factor, before anything is measured."""
+HOST_MS = {"tpot": 1.0, "ttft": 10.0}
+"""Unit of the part that no kernel accounts for: a step's host work, a request's way to the first step."""
 ENOUGH = 60
 """Held-out rows of a mode and backend that an interval of its own needs."""
 LEVEL = 0.90
@@ -45,12 +60,8 @@ class Calibration:
 
     target: str
     """`tpot` or `ttft`."""
-    names: tuple[str, ...]
-    """Of the features."""
-    centre: tuple[float, ...]
-    scale: tuple[float, ...]
-    slopes: tuple[float, ...]
-    """Of log time, one for each feature; the first is the offset."""
+    factors: Factors | None
+    """Of the parts; None: no correction beat none on architectures that it had not seen."""
     intervals: Mapping[str, tuple[float, float]]
     """`mode/backend`, and `` for any → quantiles of the held-out log residual."""
     num_rows: int
@@ -62,11 +73,9 @@ class Calibration:
     def version(self) -> str:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
 
-    def factor(self, features: pd.DataFrame) -> Floats:
-        """Measured over predicted, expected."""
-        return np.asarray(
-            np.exp(_design(features, self.names, np.array(self.centre), np.array(self.scale)) @ np.array(self.slopes))
-        )
+    def value_ms(self, parts: pd.DataFrame, backends: pd.Series, plain_ms: Floats) -> Floats:
+        """What is expected to be measured, of the parts and of the prediction without a correction."""
+        return np.asarray(plain_ms, np.float64) if self.factors is None else self.factors.total(parts, backends)
 
     def interval(self, group: str) -> tuple[float, float]:
         """Factors below and above a calibrated prediction that hold 90 %."""
@@ -99,9 +108,11 @@ class Corrections:
 
 
 def _from_plain(plain: Mapping[str, Any]) -> Calibration:
-    lists: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()}
-    lists["intervals"] = {key: tuple(value) for key, value in plain["intervals"].items()}
-    return Calibration(**lists)
+    made = dict(plain)
+    made["architectures"] = tuple(plain["architectures"])
+    made["intervals"] = {key: (float(low), float(high)) for key, (low, high) in plain["intervals"].items()}
+    made["factors"] = None if plain["factors"] is None else Factors.from_plain(plain["factors"])
+    return Calibration(**made)
 
 
 def fit_corrections(rows: pd.DataFrame, predicted: pd.DataFrame) -> Corrections:
@@ -114,57 +125,41 @@ def corrected(
     steady: Steady, layout: Layout, load: Load, concurrency: Floats, backend: str, corrections: Corrections
 ) -> Steady:
     """A steady state with both times corrected, and the rate that follows."""
-    size = len(concurrency)
-    rows = pd.DataFrame({"mode": ["agg"] * size, "backend": [backend] * size})
-    parts = {"decode": steady.decode.by_kind(), "prefill": steady.prefill.by_kind()}
+    kinds = {"decode": steady.decode.by_kind(), "prefill": steady.prefill.by_kind()}
     predicted = pd.DataFrame(
-        {f"{phase}_{kind}_ms": s * 1e3 for phase, done in parts.items() for kind, s in done.items()}
+        {f"{phase}_{kind}_ms": s * 1e3 for phase, done in kinds.items() for kind, s in done.items()}
     )
-    predicted["waiting"] = np.maximum(concurrency / layout.dp, 1.0)
-    predicted["tpot_ms"], predicted["ttft_ms"] = steady.tpot_s * 1e3, steady.ttft_s * 1e3
-    tpot = steady.tpot_s * corrections.tpot.factor(features_of(rows, predicted, "tpot"))
-    ttft = steady.ttft_s * corrections.ttft.factor(features_of(rows, predicted, "ttft"))
+    for name in ("interference", "beside", "queue"):
+        predicted[f"{name}_ms"] = getattr(steady.loop, f"{name}_s") * 1e3
+    predicted["burst_ms"] = 0.0
+    backends = pd.Series(backend, index=predicted.index)
+    tpot, ttft = (
+        getattr(corrections, target).value_ms(parts_of(predicted, target), backends, plain * 1e3) / 1e3
+        for target, plain in (("tpot", steady.tpot_s), ("ttft", steady.ttft_s))
+    )
     cycle = ttft + max(load.output_tokens - 1.0, 0.0) * tpot
     return replace(steady, tpot_s=tpot, ttft_s=ttft, requests_per_s=concurrency / cycle)
 
 
-def features_of(rows: pd.DataFrame, predicted: pd.DataFrame, target: str) -> pd.DataFrame:
-    """What a correction may depend on: of the question and of the prediction, nothing of the measurement."""
-    phase, host_ms = ("decode", 2.0) if target == "tpot" else ("prefill", 100.0)
-    step = sum(predicted[f"{phase}_{kind}_ms"] for kind in Kind)
-    prompt = sum(predicted[f"prefill_{kind}_ms"] for kind in Kind)
-    whole = predicted[f"{target}_ms"]
-    made = pd.DataFrame({"apart": (rows["mode"] == "disagg").astype(float)})
-    for kind in list(Kind)[1:]:
-        made[f"share:{kind}"] = predicted[f"{phase}_{kind}_ms"] / step
-    additive = {
-        "host": np.log1p(host_ms / whole),
-        "burst": np.log1p((predicted["waiting"] - 1.0) * prompt / whole),
-        "clients": np.log(predicted["waiting"]),
-    }
-    for backend in BACKENDS:
-        own = rows["backend"] == backend
-        made[f"backend:{backend}"] = own.astype(float)
-        for name, values in additive.items():
-            made[f"{name}:{backend}"] = values.where(own, 0.0)
-    return made
-
-
-def _design(features: pd.DataFrame, names: tuple[str, ...], centre: Floats, scale: Floats) -> Floats:
-    values = features.reindex(columns=list(names[1:]), fill_value=0.0).to_numpy(float)
-    # Beyond what was fitted a correction stays what it was at the edge.
-    return np.hstack([np.ones((len(values), 1)), np.clip((values - centre) / scale, -3.0, 3.0)])
+def parts_of(predicted: pd.DataFrame, target: str) -> pd.DataFrame:
+    """The parts of a target, ms: of the prediction, nothing of the measurement."""
+    made = predicted.assign(
+        host_ms=HOST_MS[target], prefill_ms=sum(predicted[f"prefill_{kind}_ms"] for kind in Kind)
+    )  # fmt: skip
+    return made[list(PRIORS[target])]
 
 
 @dataclass(frozen=True, slots=True)
 class _Data:
     """Rows ready to fit."""
 
-    features: pd.DataFrame
-    log_ratio: pd.Series
-    """Measured over predicted."""
+    parts: pd.DataFrame
+    plain_ms: pd.Series
+    """Predicted, uncorrected."""
+    measured_ms: pd.Series
     kinds: pd.Series
     """Architecture."""
+    backends: pd.Series
     groups: pd.Series
     """`mode/backend`."""
     told: pd.Series
@@ -173,34 +168,22 @@ class _Data:
     @staticmethod
     def of(rows: pd.DataFrame, predicted: pd.DataFrame, target: str) -> _Data:
         return _Data(
-            features=features_of(rows, predicted, target),
-            log_ratio=pd.Series(np.log(rows[f"silicon_{target}_ms"] / predicted[f"{target}_ms"]), index=rows.index),
+            parts=parts_of(predicted, target),
+            plain_ms=predicted[f"{target}_ms"],
+            measured_ms=rows[f"silicon_{target}_ms"],
             kinds=rows["model_path"].map(architecture),
+            backends=rows["backend"],
             groups=rows["mode"] + "/" + rows["backend"],
             told=predicted["open"] == 0,
         )
 
     def where(self, chosen: pd.Series) -> _Data:
-        return _Data(
-            self.features[chosen], self.log_ratio[chosen], self.kinds[chosen], self.groups[chosen], self.told[chosen]
-        )
+        return _Data(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
 
-
-@dataclass(frozen=True, slots=True)
-class _Slopes:
-    names: tuple[str, ...]
-    centre: tuple[float, ...]
-    scale: tuple[float, ...]
-    values: tuple[float, ...]
-
-    def log_factor(self, features: pd.DataFrame) -> Floats:
-        return np.asarray(
-            _design(features, self.names, np.array(self.centre), np.array(self.scale)) @ np.array(self.values)
-        )
-
-
-NOTHING = _Slopes(("offset",), (), (), (0.0,))
-"""No correction."""
+    @property
+    def log_ratio(self) -> pd.Series:
+        """Measured over predicted."""
+        return pd.Series(np.log(self.measured_ms / self.plain_ms), index=self.kinds.index)
 
 
 def fit(rows: pd.DataFrame, predicted: pd.DataFrame, target: str) -> Calibration:
@@ -214,15 +197,14 @@ def fit(rows: pd.DataFrame, predicted: pd.DataFrame, target: str) -> Calibration
 def _fit(data: _Data, target: str) -> Calibration:
     if data.told.any():
         data = data.where(data.told)
-    held = _held_out(data)
-    corrected, plain = _error(held), _error(data.log_ratio)
-    keep = bool(corrected < plain) if held.notna().any() else True
-    slopes = _slopes(data) if keep else NOTHING
+    held = _held_out(data, target)
+    corrected_error, plain_error = _error(held), _error(data.log_ratio)
+    keep = bool(corrected_error < plain_error) if held.notna().any() else True
     residual = (held if keep else data.log_ratio).dropna()
     return Calibration(
-        target=target, names=slopes.names, centre=slopes.centre, scale=slopes.scale, slopes=slopes.values,
-        intervals=_quantiles(data, residual), num_rows=len(data.kinds), architectures=tuple(sorted(data.kinds.unique())),
-        held_out_error=corrected if keep else plain,
+        target=target, factors=_factors(data, target) if keep else None, intervals=_quantiles(data, residual),
+        num_rows=len(data.kinds), architectures=tuple(sorted(data.kinds.unique())),
+        held_out_error=corrected_error if keep else plain_error,
     )  # fmt: skip
 
 
@@ -231,36 +213,21 @@ def _error(residual: pd.Series) -> float:
     return float(np.abs(np.expm1(-residual.dropna())).median())
 
 
-def _slopes(data: _Data) -> _Slopes:
-    """Robust ridge (Huber's weights, iterated); architectures count by the root of their rows."""
-    features = data.features.loc[:, data.features.std() > 1e-9]
-    centre = features.mean().to_numpy(float)
-    held = np.array([name.startswith("share:") for name in features.columns])
-    scale = features.std().to_numpy(float) * np.where(held, SHARE_PRIOR, 1.0)
-    names = ("offset", *features.columns)
-    x, y = _design(features, names, centre, scale), data.log_ratio.to_numpy(float)
+def _factors(data: _Data, target: str) -> Factors:
+    """Architectures count by the root of their rows: the tenth row of one says less than the first of another."""
     balance = 1.0 / np.sqrt(data.kinds.map(data.kinds.value_counts()).to_numpy(float))
-    balance *= len(y) / balance.sum()
-    weight, slopes = balance.copy(), np.zeros(x.shape[1])
-    prior = RIDGE * np.eye(x.shape[1])
-    prior[0, 0] = 1e-6
-    for _ in range(12):
-        slopes = np.linalg.solve(x.T @ (weight[:, None] * x) + prior, x.T @ (weight * y))
-        residual = np.abs(y - x @ slopes)
-        limit = 1.345 * max(float(np.median(residual)) / 0.6745, 1e-3)
-        weight = balance * np.minimum(1.0, limit / np.maximum(residual, 1e-12))
-    return _Slopes(names, tuple(centre.tolist()), tuple(scale.tolist()), tuple(slopes.tolist()))
+    return fit_factors(data.parts, data.backends, data.measured_ms, PRIORS[target], weights=balance)
 
 
-def _held_out(data: _Data) -> pd.Series:
+def _held_out(data: _Data, target: str) -> pd.Series:
     """Log residual of every row under a fit without its architecture; nan with a single architecture."""
     residual = pd.Series(np.nan, index=data.kinds.index)
     if data.kinds.nunique() < 2:
         return residual
     for kind in data.kinds.unique():
         inside = data.kinds == kind
-        slopes = _slopes(data.where(~inside))
-        residual[inside] = data.log_ratio[inside] - slopes.log_factor(data.features[inside])
+        factors, held = _factors(data.where(~inside), target), data.where(inside)
+        residual[inside] = np.log(held.measured_ms / factors.total(held.parts, held.backends))
     return residual
 
 
@@ -294,13 +261,10 @@ def leave_one_out(rows: pd.DataFrame, predicted: pd.DataFrame, target: str) -> p
     made = pd.DataFrame(np.nan, index=rows.index, columns=["value", "low", "high"])
     for kind in data.kinds.unique():
         inside = data.kinds == kind
-        fitted = _fit(data.where(~inside), target)
-        values = predicted.loc[inside, f"{target}_ms"] * fitted.factor(data.features[inside])
-        below, above = np.array([fitted.interval(group) for group in data.groups[inside]]).T
-        below = np.where(data.told[inside], below, below / DRAFTED)
-        made.loc[inside, "value"], made.loc[inside, "low"], made.loc[inside, "high"] = (
-            values,
-            values * below,
-            values * above,
-        )
+        fitted, held = _fit(data.where(~inside), target), data.where(inside)
+        values = fitted.value_ms(held.parts, held.backends, held.plain_ms.to_numpy(float))
+        below, above = np.array([fitted.interval(group) for group in held.groups]).T
+        below = np.where(held.told, below, below / DRAFTED)
+        made.loc[inside, "value"] = values
+        made.loc[inside, "low"], made.loc[inside, "high"] = values * below, values * above
     return made

@@ -25,7 +25,7 @@ from costmodel.graph import AttentionKind, ModelGraph
 from costmodel.machine import TABLE_NAMES, named_machine
 from costmodel.operators import Kind, Layout, Roofline, source_for
 from costmodel.plans import memory_of, with_formats
-from costmodel.serving import Load, interference, passes, queue_wait
+from costmodel.serving import Load, burst_wait, closed_loop, passes, queue_wait
 from hotpass.errors import InputError
 
 Floats = NDArray[np.float64]
@@ -46,6 +46,10 @@ SHAPES: Mapping[str, str] = {
 """Name in the rows → name of a configuration with the same shapes."""
 BURST_SHARE = 0.1
 """Of a benchmark's requests that arrive at once at its start: closed-loop harnesses send ten times as many as there are clients."""
+MEAN_LENGTH = 0.9
+"""Of the lengths that InferenceMAX names: it draws them evenly between 0.8 and 1.0 of these (its README: RANDOM_RANGE_RATIO 0.8)."""
+DRAWN = ("source_file=20", "db-dump")
+"""How the source of rows of that harness begins."""
 
 
 def architecture(model: str) -> str:
@@ -69,7 +73,7 @@ def read_rows(path: Path) -> pd.DataFrame:
 
 def predict_rows(rows: pd.DataFrame, graph_for: Callable[[str], ModelGraph] = load_graph) -> pd.DataFrame:
     """For each row: `ttft_ms`, `tpot_ms`, `refused` (reason, or empty), the parts by kind of operator (`decode_gemm_ms`, …,
-    `prefill_gemm_ms`, …), `interference_ms`, `queue_ms`, and the spread of the sources."""
+    `prefill_gemm_ms`, …) and by what else adds to them (`interference_ms`, `beside_ms`, `queue_ms`, `burst_ms`), and the spread of the sources."""
     made = pd.DataFrame(index=rows.index)
     made["refused"] = ""
     facts = rows.apply(_facts, axis=1, result_type="expand")
@@ -101,11 +105,12 @@ def _facts(row: pd.Series) -> dict[str, object]:
     said = str(row.get("silicon_data_source", "")).partition("silicon_concurrency=")[2].partition(";")[0]
     batch = _number(row, "decode_batch_size" if apart else "batch_size", 1.0)
     clients = float(said) if said.isdigit() else batch * (decode["dp"] if decode["dp"] > 0 else 1)
+    drawn = MEAN_LENGTH if str(row.get("silicon_data_source", "")).startswith(DRAWN) else 1.0
     system = {folder: name for name, folder in TABLE_NAMES.items()}.get(str(row["system"]), str(row["system"]))
     model = SHAPES.get(str(row["model_path"]), str(row["model_path"]))
     return {
         "model": model, "system": system, "backend": str(row["backend"]), "weights": _weights(row, model),
-        "disaggregated": apart, "isl": float(row["isl"]), "osl": float(row["osl"]), "clients": clients,
+        "disaggregated": apart, "isl": drawn * float(row["isl"]), "osl": drawn * float(row["osl"]), "clients": clients,
         "cache_bytes": 1.0 if row["backend"] == "trtllm" and str(row.get("precision")) in ("fp8", "fp4") else 2.0,
         "prefill_workers": _number(row, "prefill_num_workers", 0.0), "decode_workers": _number(row, "decode_num_workers", 1.0),
         "open": bool(apart and not _number(row, "decode_num_workers", 0.0)),
@@ -207,14 +212,13 @@ def _together(part: pd.DataFrame, graph: ModelGraph, source: Roofline) -> dict[s
     priced = _priced(part, graph, source, layout, layout)
     waiting = np.maximum(part.clients.to_numpy(float) / layout.dp, 1.0)
     osl = part.osl.to_numpy(float)
-    queue = first_queue(waiting, priced.prefill_s, osl * priced.decode_s)
-    ttft = priced.prefill_s + 0.5 * priced.decode_s + queue
-    added = interference(waiting, priced.prefill_s, priced.decode_s, ttft, osl)
+    isl = part.isl.to_numpy(float)
+    loop = closed_loop(waiting, priced.prefill_s, priced.decode_s, isl, osl)
+    burst = BURST_SHARE * burst_wait(waiting, priced.prefill_s, priced.decode_s, isl)
     return {
-        "tpot_ms": 1e3 * (priced.decode_s + added),
-        "ttft_ms": 1e3 * ttft,
-        "interference_ms": 1e3 * added, "queue_ms": 1e3 * queue, "waiting": waiting, "gpus": layout.gpus.astype(float),
-        "clients": part.clients.to_numpy(float), "open": np.zeros(len(part)),
+        "tpot_ms": 1e3 * loop.tpot_s, "ttft_ms": 1e3 * (loop.ttft_s + burst), "interference_ms": 1e3 * loop.interference_s,
+        "beside_ms": 1e3 * loop.beside_s, "queue_ms": 1e3 * loop.queue_s, "burst_ms": 1e3 * burst, "waiting": waiting,
+        "gpus": layout.gpus.astype(float), "clients": part.clients.to_numpy(float), "open": np.zeros(len(part)),
         "spread": priced.spread, **priced.parts, **_fit(part, graph, source, layout),
     }  # fmt: skip
 
@@ -238,20 +242,17 @@ def _apart(part: pd.DataFrame, graph: ModelGraph, source: Roofline) -> dict[str,
     given = part.prefill_workers.to_numpy(float)
     workers = np.where(given > 0, given, np.ceil(rate * priced.prefill_s / prefill_layout.dp / 0.85))
     lanes = np.maximum(workers, 1.0) * prefill_layout.dp
-    queue = first_queue(np.maximum(clients, 1.0), priced.prefill_s / lanes, osl * priced.decode_s)
+    service, sent = priced.prefill_s / lanes, np.maximum(clients, 1.0)
+    queue = queue_wait(sent, service, osl * priced.decode_s)
+    burst = BURST_SHARE * 0.5 * (sent - 1.0) * service
     gpus = prefill_layout.gpus * np.maximum(workers, 1.0) + decode_layout.gpus * part.decode_workers.to_numpy(float)
     return {
         "tpot_ms": 1e3 * priced.decode_s,
-        "ttft_ms": 1e3 * (priced.prefill_s + queue + priced.decode_s),
-        "interference_ms": np.zeros(len(part)), "queue_ms": 1e3 * queue, "waiting": np.maximum(clients / lanes, 1.0),
-        "gpus": gpus, "clients": clients, "open": part.open.to_numpy(float), "spread": priced.spread, **priced.parts, **_fit(part, graph, source, decode_layout),
+        "ttft_ms": 1e3 * (priced.prefill_s + queue + burst + priced.decode_s),
+        "interference_ms": np.zeros(len(part)), "beside_ms": 1e3 * priced.decode_s, "queue_ms": 1e3 * queue,
+        "burst_ms": 1e3 * burst, "waiting": np.maximum(clients / lanes, 1.0), "gpus": gpus, "clients": clients,
+        "open": part.open.to_numpy(float), "spread": priced.spread, **priced.parts, **_fit(part, graph, source, decode_layout),
     }  # fmt: skip
-
-
-def first_queue(clients: Floats, service_s: Floats, away_s: Floats) -> Floats:
-    """Mean wait for prefill in a benchmark: the steady closed queue, and the burst at the start, of which half is ahead of one."""
-    burst = BURST_SHARE * 0.5 * (clients - 1.0) * service_s
-    return queue_wait(clients, service_s, away_s) + burst
 
 
 def _fit(part: pd.DataFrame, graph: ModelGraph, source: Roofline, layout: Layout) -> dict[str, Floats]:

@@ -2,7 +2,7 @@
 
 C clients each send a prompt, read the answer, and send the next. A replica's accelerators do all the prefill that its decode
 implies: between two tokens of a sequence lies one decode step and this sequence's share of the others' prefills. Prompts queue for
-prefill; what waits is a closed queue of C customers with one server. The discrete simulation (`costmodel.simulate`) plays the same
+a place in the steps; what waits is a closed queue of C customers with one server, counted in steps. The discrete simulation (`costmodel.simulate`) plays the same
 loop event by event.
 """
 
@@ -17,6 +17,9 @@ from costmodel.graph import ModelGraph
 from costmodel.operators import Layout, OperatorSource, Step, step
 
 Floats = NDArray[np.float64]
+
+CHUNK_TOKENS = 8192
+"""Prompt tokens of one step: what vLLM and SGLang take on large GPUs unless told otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +45,8 @@ class Steady:
     """Part of the time that goes to prefill."""
     prefill: Step
     decode: Step
+    loop: Loop
+    """Both times in parts."""
 
     def tokens_per_s(self, load: Load) -> Floats:
         """Output tokens of the replica."""
@@ -50,25 +55,78 @@ class Steady:
 
 def steady_state(
     graph: ModelGraph, layout: Layout, source: OperatorSource, load: Load, concurrency: Floats, *, kv_bytes: float = 2.0,
-    host_seconds: float = 0.0,
+    chunk_tokens: int = CHUNK_TOKENS,
 ) -> Steady:  # fmt: skip
-    """Prefill and decode on the same accelerators. `host_seconds`: what each step takes beyond its operators."""
+    """Prefill and decode on the same accelerators, `chunk_tokens` of prompts beside the decoding sequences of a step."""
     decode, prefill = passes(graph, layout, source, load, concurrency, kv_bytes=kv_bytes)
     waiting = np.maximum(concurrency / layout.dp, 1.0)
-    decode_s, prefill_s = decode.seconds + host_seconds, prefill.seconds + host_seconds
-    service = prefill_s / layout.pp
-    queue = queue_wait(waiting, service, load.output_tokens * decode_s)
-    ttft = prefill_s + 0.5 * decode_s + queue
-    tpot = decode_s + interference(waiting, service, decode_s, ttft, load.output_tokens)
-    cycle = ttft + np.maximum(load.output_tokens - 1.0, 0.0) * tpot
+    prompt = np.full_like(waiting, max(load.input_tokens * (1.0 - load.cached_share), 1.0))
+    loop = closed_loop(
+        waiting, prefill.seconds, decode.seconds, prompt, load.output_tokens, chunk_tokens=chunk_tokens, stages=layout.pp
+    )  # fmt: skip
+    cycle = loop.ttft_s + np.maximum(load.output_tokens - 1.0, 0.0) * loop.tpot_s
+    service = prefill.seconds / layout.pp
     return Steady(
-        ttft_s=ttft,
-        tpot_s=tpot,
+        ttft_s=loop.ttft_s,
+        tpot_s=loop.tpot_s,
         requests_per_s=concurrency / cycle,
-        prefill_share=waiting * service / (waiting * service + load.output_tokens * decode_s),
+        prefill_share=waiting * service / (waiting * service + load.output_tokens * decode.seconds),
         prefill=prefill,
         decode=decode,
+        loop=loop,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loop:
+    """A closed loop in its steady state: both times as sums of their parts, arrays."""
+
+    decode_s: Floats
+    interference_s: Floats
+    """What others' prompts add to each token."""
+    prefill_s: Floats
+    """A prompt alone."""
+    beside_s: Floats
+    """The step that runs when a prompt arrives, and the decode steps that its chunks run beside."""
+    queue_s: Floats
+    """Behind others' prompts."""
+
+    @property
+    def tpot_s(self) -> Floats:
+        return self.decode_s + self.interference_s
+
+    @property
+    def ttft_s(self) -> Floats:
+        return self.prefill_s + self.beside_s + self.queue_s
+
+
+def closed_loop(
+    clients: Floats, prefill_s: Floats, decode_s: Floats, prompt_tokens: Floats, output_tokens: Floats | float, *,
+    chunk_tokens: int = CHUNK_TOKENS, stages: Floats | NDArray[np.int64] | float = 1.0,
+) -> Loop:  # fmt: skip
+    """`clients` of one attention group, by continuous batching: each step decodes one token of every sequence and takes up to
+    `chunk_tokens` of waiting prompts beside it. So the queue for prefill is counted in steps: a prompt takes a share of one (or
+    several), and a client is away for as many steps as its answer has tokens. A waiting prompt sees full steps; the prompts that
+    are not taken while one waits are taken while one decodes, and lengthen its steps. Pipeline stages take prompts at once."""
+    share = prompt_tokens / chunk_tokens / stages
+    service = prefill_s / stages
+    own = np.maximum(prompt_tokens / chunk_tokens, 1.0)
+    waited = queue_wait(clients, share, output_tokens + own - share)
+    others = np.maximum(clients - 1.0 - waited / share, 0.0)
+    return Loop(
+        decode_s=decode_s,
+        interference_s=np.asarray(service * others / output_tokens, np.float64),
+        prefill_s=prefill_s,
+        beside_s=(0.5 + own) * decode_s * (clients - 1.0) / clients,
+        queue_s=waited * (service / share + decode_s),
+    )
+
+
+def burst_wait(
+    clients: Floats, prefill_s: Floats, decode_s: Floats, prompt_tokens: Floats, chunk_tokens: int = CHUNK_TOKENS
+) -> Floats:
+    """Mean wait when all clients send their first prompt at once: half of them are ahead, and half of the steps decode."""
+    return 0.5 * (clients - 1.0) * (prefill_s + 0.5 * decode_s * prompt_tokens / chunk_tokens)
 
 
 def passes(
@@ -89,21 +147,8 @@ def passes(
     return decode, prefill
 
 
-def interference(
-    customers: Floats, service_s: Floats, decode_s: Floats, ttft_s: Floats, output_tokens: Floats | float
-) -> Floats:
-    """What others' prefills add to each token: every other client prefills once in a cycle, but only the part that falls into this
-    client's decoding delays its tokens; the rest falls into its own wait for the first."""
-    others = (customers - 1.0) * service_s
-    added = others
-    for _ in range(30):
-        decoding = output_tokens * decode_s + added
-        added = 0.5 * added + 0.5 * others * decoding / (decoding + ttft_s)
-    return np.asarray(added / output_tokens, np.float64)
-
-
 def queue_wait(customers: Floats, service_s: Floats, away_s: Floats) -> Floats:
-    """Mean wait of one of `customers` that return `away_s` after each service: mean value analysis of a closed queue (Reiser and
+    """Mean wait of one of `customers` that return `away_s` after each service, in any unit of time: mean value analysis of a closed queue (Reiser and
     Lavenberg 1980) with constant service, so that a waiting customer costs half of what exponential service would; solved by
     Schweitzer's fixed point, so that it costs the same for any number of customers."""
     length = np.zeros_like(service_s)
@@ -114,7 +159,8 @@ def queue_wait(customers: Floats, service_s: Floats, away_s: Floats) -> Floats:
         wait = service_s * np.maximum(seen - 0.5 * busy, 0.0)
         rate = customers / (away_s + service_s + wait)
         length = rate * (wait + service_s)
-    return wait
+    # However the wait is approximated, the server cannot serve more than all of the time.
+    return np.maximum(wait, (customers - 1.0) * service_s - away_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

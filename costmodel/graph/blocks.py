@@ -44,6 +44,7 @@ def gqa(
     index_heads: int = 0,
     index_dim: int = 0,
     index_bytes: float = 0.0,
+    norm_across_heads: bool = False,
     fmt: str = "bf16",
 ) -> Mixer:
     """Grouped-query attention (Ainslie et al. 2023); MHA and MQA are its ends. `gated`: an output gate of the queries' width
@@ -69,6 +70,7 @@ def gqa(
         index_heads=index_heads,
         index_dim=index_dim,
         index_bytes_per_token=index_bytes,
+        norm_across_heads=norm_across_heads,
     )
     return Mixer(kind="swa" if window else "gqa", matrices=tuple(matrices), attention=attention)
 

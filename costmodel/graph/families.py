@@ -190,7 +190,8 @@ def _moe_family(r: Reader) -> list[Layer]:
     shared = shared or int(r.get("n_shared_experts", 0)) * width
     routed = r.routed(width=width, shared_width=shared)
     dense_layers = set(range(int(r.get("first_k_dense_replace", 0)))) | set(r.get("mlp_only_layers", ()))
-    return [_layer(r.plain_gqa(), r.dense() if i in dense_layers else routed) for i in range(r.num_layers)]
+    mixer = r.plain_gqa(norm_across_heads=r.get("qk_norm_type") == "per_layer")
+    return [_layer(mixer, r.dense() if i in dense_layers else routed) for i in range(r.num_layers)]
 
 
 def _has_shared(r: Reader) -> bool:

@@ -83,6 +83,8 @@ class Attention:
     index_dim: int = 0
     """Width of the indexer's key; 0: no indexer of its own in this layer."""
     index_bytes_per_token: float = 0.0
+    norm_across_heads: bool = False
+    """Queries and keys are normed over all heads at once (MiniMax-M2), so that tensor-parallel ranks sum their squares first."""
 
     def entry_bytes(self, kv_bytes: float) -> float:
         """Bytes of one cached token (or compressed entry) of this layer."""

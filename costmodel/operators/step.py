@@ -220,12 +220,18 @@ class _Pass:
         return made
 
     def reductions(self, layer: Layer, routed: bool) -> list[tuple[str, Kind, Timed]]:
-        """Sums over tensor-parallel ranks: after the mixer's output and after the feed-forward."""
+        """Sums over tensor-parallel ranks: norms across heads, after the mixer's output, and after the feed-forward."""
         tp = self.tp
         if not (tp > 1).any():
             return []
         timed = self.source.all_reduce(np.maximum(tp, 2), self.m * self.graph.hidden * ACTIVATION_BYTES)
-        made = []
+        made: list[tuple[str, Kind, Timed]] = []
+        if layer.attention is not None and layer.attention.norm_across_heads:
+            # The sums of squares of queries and keys, two numbers of fp32 a token.
+            small = self.source.all_reduce(np.maximum(tp, 2), self.m * 8.0)
+            made.append(
+                ("reduce_norm", Kind.COMMUNICATION, Timed(np.where(tp > 1, small.seconds, 0.0), small.provenance))
+            )
         mixes = any(m.role in (Role.ATTENTION_OUT, Role.LINEAR_OUT) for m in layer.matrices)
         feeds = any(m.role is Role.DOWN for m in layer.matrices)
         if mixes:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from costmodel.graph import ModelGraph
+from costmodel.graph import ModelGraph, graph_of
 from costmodel.machine import Machine, parse_machine
 from costmodel.operators import Kind, Layout, Provenance, Roofline, Tables, bounds, source_for, step
 from costmodel.operators.surface import build_surface
@@ -144,3 +144,19 @@ def test_published_tables_answer(installed_tables: Path, dense: ModelGraph, back
     # 15 GB of weights at 4.8 TB/s take 3.1 ms; published kernels stream at 0.6 to 0.95 of that.
     assert 3.2e-3 < made.seconds[0] < 6e-3
     assert made.worst()[0] == Provenance.MEASURED
+
+
+def test_a_norm_across_heads_costs_ranks_one_more_reduction_a_layer(machine: Machine) -> None:
+    config = {
+        "model_type": "minimax_m2", "hidden_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128,
+        "num_hidden_layers": 4, "intermediate_size": 512, "vocab_size": 1000, "max_position_embeddings": 4096,
+        "num_local_experts": 8, "num_experts_per_tok": 2,
+    }  # fmt: skip
+    source, layout = Roofline(machine), Layout.of(tp=4)
+    seconds = {}
+    for kind in ("per_layer", "per_head"):
+        done = step(
+            graph_of({**config, "qk_norm_type": kind}, kind), layout, source, decode=True, sequences=one(1), tokens=one(1), past=one(10)
+        )  # fmt: skip
+        seconds[kind] = done.by_kind()[Kind.COMMUNICATION][0]
+    assert seconds["per_layer"] - seconds["per_head"] == pytest.approx(4 * source.hop, rel=0.01)
