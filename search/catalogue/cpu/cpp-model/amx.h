@@ -17,7 +17,6 @@
 #define HP_AMX 1
 
 #include <new>
-#include <type_traits>
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -28,8 +27,9 @@ namespace {
 constexpr int TERMS = 3;        // of an activation
 constexpr int UNIT = 512;       // bfloat16 values of a tile register: 16 rows of 32
 constexpr int TOGETHER = 4;     // weight tiles that share a panel
-constexpr int CHUNK = 4;         // blocks of columns in a panel: with four tiles and 16 rows of x it fits the first cache
-constexpr int ROW_TILES = 8;     // of 16 rows, go through all weights before the next do: their terms stay in the second cache
+constexpr int CHUNK = 2;        // blocks of columns in a panel: with four tiles and 32 rows of x it fits the first cache
+constexpr int LEAST_TILES = 8;  // of rows, which go through all weights before the next do: more pay for spreading the weights
+constexpr int MOST_BLOCKS = 384;  // of 16 rows and 32 columns, as three terms, that stay in the second cache
 
 constexpr int LEAST_ROWS = 5;   // fewer are quicker without the unit
 
@@ -61,10 +61,10 @@ struct alignas(64) TileShapes {
     uint8_t rows[16] = {};
 };
 
-// Registers 0-3 sums, 4-5 activations, both of `rows` rows; 6-7 weights, 16 rows.
+// Registers 0-3 sums, 4 activations, both of `rows` rows; 5 activations of 16 rows, or weights; 6-7 weights.
 inline void configure_tiles(int rows) {
     TileShapes shapes;
-    for (int i = 0; i < 8; i++) shapes.row_bytes[i] = 64, shapes.rows[i] = static_cast<uint8_t>(i < 6 ? rows : 16);
+    for (int i = 0; i < 8; i++) shapes.row_bytes[i] = 64, shapes.rows[i] = static_cast<uint8_t>(i < 5 ? rows : 16);
     _tile_loadconfig(&shapes);
 }
 
@@ -205,93 +205,6 @@ struct Panel : Pointers {
         return spread_codes(m.format, tile, block, to);
     }
 };
-
-// Products with one tile of `ROWS` rows of activations are added to sums[row][TOGETHER][16].
-constexpr int64_t SUM_STEP = TOGETHER * TILE;
-
-// Codes with scales: a block's sums are taken out of the unit, scaled, and added in float32. A product waits some 50 cycles for
-// the one before it in the same register, so four weight tiles take turns, and a block is added up while the next is multiplied.
-template <int ROWS, bool MINIMUM>
-inline void multiply_codes(const Panel& panel, int count, const uint16_t* x, const float* block_sums, float* taken, float* sums) {
-    const auto add_up = [&](int b) __attribute__((always_inline)) {
-        const float* from = taken + b % 2 * TOGETHER * 256;
-#pragma GCC unroll 4
-        for (int n = 0; n < TOGETHER; n++) {
-            const __m512 scale = panel.scales[n][b], minimum = panel.minima[n][b];
-#pragma GCC unroll 16
-            for (int i = 0; i < ROWS; i++) {
-                float* to = sums + i * SUM_STEP + n * TILE;
-                __m512 total = _mm512_fmadd_ps(scale, _mm512_load_ps(from + n * 256 + i * TILE), _mm512_load_ps(to));
-                if constexpr (MINIMUM) total = _mm512_fmadd_ps(minimum, _mm512_set1_ps(block_sums[b * 16 + i]), total);
-                _mm512_store_ps(to, total);
-            }
-        }
-    };
-#define HP_PRODUCTS(TERM)                              \
-    _tile_loadd(4, x + (b * TERMS + TERM) * UNIT, 64); \
-    _tile_loadd(6, panel.at[0][b], 64);                \
-    _tile_dpbf16ps(0, 4, 6);                           \
-    _tile_loadd(7, panel.at[1][b], 64);                \
-    _tile_dpbf16ps(1, 4, 7);                           \
-    _tile_loadd(6, panel.at[2][b], 64);                \
-    _tile_dpbf16ps(2, 4, 6);                           \
-    _tile_loadd(7, panel.at[3][b], 64);                \
-    _tile_dpbf16ps(3, 4, 7);
-    for (int b = 0; b < count; b++) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-        HP_PRODUCTS(0)
-        HP_PRODUCTS(1)
-        HP_PRODUCTS(2)
-        if (b > 0) add_up(b - 1);
-        float* to = taken + b % 2 * TOGETHER * 256;
-        _tile_stored(0, to, 64);
-        _tile_stored(1, to + 256, 64);
-        _tile_stored(2, to + 512, 64);
-        _tile_stored(3, to + 768, 64);
-    }
-#undef HP_PRODUCTS
-    add_up(count - 1);
-}
-
-// Values: four weight tiles at once, sums stay in the unit for the whole chunk.
-template <int X_TERMS, int WEIGHT_TERMS>
-inline void multiply_values(const Pointers& panel, int count, const uint16_t* x, float* sums) {
-    _tile_loadd(0, sums, SUM_STEP * 4);
-    _tile_loadd(1, sums + TILE, SUM_STEP * 4);
-    _tile_loadd(2, sums + 2 * TILE, SUM_STEP * 4);
-    _tile_loadd(3, sums + 3 * TILE, SUM_STEP * 4);
-    for (int b = 0; b < count; b++)
-#pragma GCC unroll 3
-        for (int w = 0; w < WEIGHT_TERMS; w++)
-#pragma GCC unroll 3
-            for (int t = 0; t < X_TERMS - w; t++) {
-                _tile_loadd(4, x + (b * X_TERMS + t) * UNIT, 64);
-                _tile_loadd(6, panel.at[0][b] + w * UNIT, 64);
-                _tile_dpbf16ps(0, 4, 6);
-                _tile_loadd(7, panel.at[1][b] + w * UNIT, 64);
-                _tile_dpbf16ps(1, 4, 7);
-                _tile_loadd(6, panel.at[2][b] + w * UNIT, 64);
-                _tile_dpbf16ps(2, 4, 6);
-                _tile_loadd(7, panel.at[3][b] + w * UNIT, 64);
-                _tile_dpbf16ps(3, 4, 7);
-            }
-    _tile_stored(0, sums, SUM_STEP * 4);
-    _tile_stored(1, sums + TILE, SUM_STEP * 4);
-    _tile_stored(2, sums + 2 * TILE, SUM_STEP * 4);
-    _tile_stored(3, sums + 3 * TILE, SUM_STEP * 4);
-}
-
-template <int ROWS>
-inline void multiply_tiles(const Panel& panel, bool scaled, int count, const uint16_t* x, const float* block_sums, float* taken, float* sums) {
-    if (panel.kind == Panel::Kind::ROUNDED) multiply_values<1, 1>(panel, count, x, sums);
-    else if (panel.kind == Panel::Kind::VALUES) multiply_values<TERMS, TERMS>(panel, count, x, sums);
-    else if (!scaled) multiply_values<TERMS, 1>(panel, count, x, sums);
-    else if (panel.has_minimum) multiply_codes<ROWS, true>(panel, count, x, block_sums, taken, sums);
-    else multiply_codes<ROWS, false>(panel, count, x, block_sums, taken, sums);
-}
 
 // To be called by each thread before it multiplies so many rows, and with 0 when it is done with the unit.
 inline void shape_tiles(int64_t rows) {

@@ -10,7 +10,7 @@
 
 #include <vector>
 
-#include "amx.h"
+#include "amx_products.h"
 #include "attention.h"
 
 #if HP_AMX
@@ -136,7 +136,7 @@ inline void attend_pairs(int pairs, const int64_t* last, int head_dim, const Spl
     for (int64_t start = 0; start < visible; start += STEP_POSITIONS) {
         std::fill(scores, scores + STEP_POSITIONS * PAIRS, 0.0f);
         for (int tile = 0; tile < STEP_POSITIONS / 16; tile++)
-            multiply_values<1, 1>(queries, blocks, cache.keys + (start / 16 + tile) * blocks * UNIT, scores + tile * 16 * PAIRS);
+            multiply_values_1x4<1, 1>(queries, blocks, cache.keys + (start / 16 + tile) * blocks * UNIT, scores + tile * 16 * PAIRS);
         for (int i = 0; i < pairs; i++)  // what a pair must not see
             for (int64_t p = std::max<int64_t>(last[i] + 1 - start, 0); p < STEP_POSITIONS; p++) scores[p * PAIRS + i] = -1e30f;
         __m512 shrink[TOGETHER];
@@ -148,7 +148,7 @@ inline void attend_pairs(int pairs, const int64_t* last, int head_dim, const Spl
                 _mm512_store_ps(at, _mm512_mul_ps(_mm512_load_ps(at), shrink[n]));
             }
         for (int64_t d = 0; d < head_dim; d += 16)
-            multiply_values<1, 1>(weights, STEP_POSITIONS / BLOCK, cache.values + (d / 16 * (cache.padded / BLOCK) + start / BLOCK) * UNIT,
+            multiply_values_1x4<1, 1>(weights, STEP_POSITIONS / BLOCK, cache.values + (d / 16 * (cache.padded / BLOCK) + start / BLOCK) * UNIT,
                                   own.result.data() + d * PAIRS);
     }
     for (int n = 0; n < TOGETHER; n++)

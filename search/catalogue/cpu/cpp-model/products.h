@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-#include "amx.h"
+#include "amx_products.h"
 #include "digits.h"
 #include "pool.h"
 
@@ -67,7 +67,8 @@ class Multiplier {
 #if HP_AMX
             own.panel.reset(new Panel);
             own.terms.reserve(1, widest);
-            own.products.resize(static_cast<size_t>(TERMS * ROW_TILES * 16 * SUM_STEP));
+            own.products.resize(static_cast<size_t>(MOST_BLOCKS * 16 * SUM_STEP));
+            own.room.resize(static_cast<size_t>(ROOM));
 #endif
         }
     }
@@ -130,7 +131,7 @@ class Multiplier {
 #if HP_AMX
         std::unique_ptr<Panel> panel;
         Terms terms;
-        Aligned<float> products;
+        Aligned<float> products, room;
 #endif
     };
 
@@ -204,7 +205,7 @@ class Multiplier {
         const int64_t first_tile = shared ? from(row_tiles, thread) : 0, last_tile = shared ? from(row_tiles, thread + 1) : 1;
         (narrow_ ? split_rows<1> : split_rows<TERMS>)(x.data, rows, x.columns, first_tile, last_tile, terms.values.data(), terms.sums.data());
         if (shared) team_.barrier();
-        const int64_t step = narrow_ ? TERMS * ROW_TILES : ROW_TILES;
+        const int64_t fitting = (narrow_ ? TERMS : 1) * MOST_BLOCKS / blocks, step = std::clamp<int64_t>(fitting / 2 * 2, LEAST_TILES, MOST_BLOCKS);
         for (int64_t first = 0; first < row_tiles; first += step)
             for (int64_t unit = begin; unit < end; unit += TOGETHER)
                 products_of_panel(own, rows, blocks, terms, first, std::min(step, row_tiles - first), unit,
@@ -229,17 +230,12 @@ class Multiplier {
         const bool scaled = matrices[0]->format == Q4 || matrices[0]->format == Q8;
         float* sums = own.products.data();
         std::fill(sums, sums + row_tiles * 16 * SUM_STEP, 0.0f);
-        alignas(64) float taken[2 * TOGETHER * 256];
         for (int64_t b = 0; b < blocks; b += chunk) {
             const int here = static_cast<int>(std::min(chunk, blocks - b));
             panel.fill(matrices, tiles, count, b, here);
-            for (int64_t tile = 0; tile < row_tiles; tile++) {
-                const int64_t block = (first + tile) * blocks + b;
-                const uint16_t* x = terms.values.data() + block * kept * UNIT;
-                const float* block_sums = terms.sums.data() + block * 16;
-                (rows_for(rows) == 8 ? multiply_tiles<8> : multiply_tiles<16>)(panel, scaled, here, x, block_sums, taken,
-                                                                                 sums + tile * 16 * SUM_STEP);
-            }
+            const int64_t block = first * blocks + b;
+            const RowTiles met{terms.values.data() + block * kept * UNIT, terms.sums.data() + block * 16, blocks, row_tiles};
+            (rows_for(rows) == 8 ? multiply_panel<8> : multiply_panel<16>)(panel, scaled, count, here, met, own.room.data(), sums);
         }
         const int64_t row = first * 16;
         for (int i = 0; i < count; i += 2)

@@ -1,0 +1,1 @@
+../cpp-model/amx_products.h
