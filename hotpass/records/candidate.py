@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 
 from hotpass.canonical import canonical_json, content_hash
 
@@ -60,7 +61,7 @@ class PartSource:
     @property
     def sha256(self) -> str:
         """Hash of paths and texts; the name is not part of it."""
-        return content_hash(self.files)
+        return _hash_of_files(self.files)
 
     def text(self, path: str = "part.py") -> str:
         return dict(self.files)[path]
@@ -124,6 +125,12 @@ class Proposal:
     """Candidate ids it was made from."""
     hypothesis: str = ""
     """Why it should be faster, in one sentence."""
+
+
+@lru_cache(maxsize=4096)
+def _hash_of_files(files: tuple[tuple[str, str], ...]) -> str:
+    """Kept: a search asks for the hashes of the same few parts hundreds of times an attempt."""
+    return content_hash(files)
 
 
 def _with_params(name: str, params: Mapping[str, Value]) -> str:
