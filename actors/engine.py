@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, cast
 
 from actors.lease import MeasuringLease
@@ -164,21 +165,23 @@ class EngineServer:
 
 def node_facts() -> dict[str, Any]:
     """Versions and place of the process that calls it, without importing torch."""
-    from importlib.metadata import PackageNotFoundError, version
-
     import hotpass
-
-    def installed(name: str) -> str:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            return "absent"
 
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "python": ".".join(map(str, sys.version_info[:3])),
-        "ray": installed("ray"),
-        "torch": installed("torch"),
+        "ray": _installed("ray"),
+        "torch": _installed("torch"),
         "hotpass": hotpass.__version__,
     }
+
+
+@lru_cache(maxsize=16)
+def _installed(name: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "absent"

@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cluster.agents import keys_taken, open_agents
 from cluster.briefing import write_briefing
 from cluster.clock import Clock, SimulatedClock, WallClock
+from cluster.desk import CampaignDesk
 from cluster.events import EventLog
 from cluster.finish import measure_finalists, result_line
 from cluster.floors import bounds_ms, suspect_ms
@@ -35,10 +37,11 @@ from cluster.proposers import proposer_of
 from cluster.runs import facts_of
 from cluster.session import Hush, Session
 from cluster.state import CampaignState, fold
-from cluster.store import save_candidate
+from cluster.store import CandidateWriter
 from hotpass.errors import HotpassError
 from hotpass.records.candidate import AS_LOADED, Numerics, PartSource, Proposal
 from hotpass.records.measurement import Failure
+from search.agents.secret import Secret
 from search.catalogue import load_catalogue
 from search.inbox import Inbox
 from search.proposers import needs_building
@@ -74,10 +77,22 @@ class Running:
     """Device → the parts that may be proposed there."""
     mirrored: Callable[[Plan, Path, View], AbstractContextManager[Hush | None]] = _mirrored
     """What follows the log from behind, and stands still during measurements."""
+    desk: Callable[[Path], CampaignDesk] = CampaignDesk
+    """What answers agents; travels to an actor where there is Ray."""
+    llm_keys: Mapping[str, Secret] = field(default_factory=dict)
+    """Of LLM providers; taken out of the environment when the campaign begins."""
+    _store: CandidateWriter | None = None
 
     @property
     def folder(self) -> Path:
         return Path(self.plan.spec.out)
+
+    @property
+    def store(self) -> CandidateWriter:
+        """Of candidates; the journal makes durable what it wrote before the events that name it."""
+        if self._store is None:
+            self._store = CandidateWriter(self.folder)
+        return self._store
 
 
 def run_campaign(running: Running) -> dict[str, Any]:
@@ -88,9 +103,9 @@ def run_campaign(running: Running) -> dict[str, Any]:
     with opened_log(running) as (log, state):
         if state.result is not None:
             return dict(state.result)
-        journal = Journal(log, state, _clock(running.plan, state), running.view)
+        journal = _journal(running, log, state)
         try:
-            with opened_session(running, journal) as (session, machines):
+            with keys_taken(running.plan) as running.llm_keys, opened_session(running, journal) as (session, machines):
                 return _run(session, machines, running)
         except KeyboardInterrupt:
             journal.decide("interrupted")
@@ -118,7 +133,7 @@ def opened_log(running: Running) -> Iterator[tuple[EventLog, CampaignState]]:
 def opened_journal(running: Running) -> Iterator[Journal]:
     """The folder's journal, for whoever records single attempts in it."""
     with opened_log(running) as (log, state):
-        yield Journal(log, state, _clock(running.plan, state), running.view)
+        yield _journal(running, log, state)
 
 
 @contextlib.contextmanager
@@ -133,7 +148,7 @@ def opened_session(running: Running, journal: Journal) -> Iterator[tuple[Session
             journal,
             machines.engines,
             running.view,
-            store=lambda candidate: save_candidate(folder, candidate),
+            store=running.store.save,
             bounds_ms=bounds_ms(plan.deployment),
             suspect_ms=suspect_ms(plan.deployment, Numerics(plan.spec.numerics)),
             hush=mirror,
@@ -166,16 +181,18 @@ def _run(session: Session, machines: Machines, running: Running) -> dict[str, An
         session.measure_baselines()
     if not session.state.stop_reason:
         proposer = make_proposer(session, machines, running.catalogue)
-        loop = SearchLoop(
-            session,
-            proposer,
-            machines.builder,
-            build_ahead=machines.build_ahead,
-            first=unfinished(session),
-            halt=running.halt,
-            intake=Intake(Inbox(running.folder), session.journal, session.keep),
-        )
-        loop.run()
+        with open_agents(plan, running.view, running.llm_keys, desk=running.desk) as expecting:
+            loop = SearchLoop(
+                session,
+                proposer,
+                machines.builder,
+                build_ahead=machines.build_ahead,
+                first=unfinished(session),
+                halt=running.halt,
+                intake=Intake(Inbox(running.folder), session.journal, session.keep),
+                expecting=expecting,
+            )
+            loop.run()
     measure_finalists(session)
     result = result_line(session)
     session.journal.decide("result", result=result)
@@ -228,6 +245,10 @@ def write_outputs(folder: Path, plan: Plan, state: CampaignState, result: Mappin
     if state.winner is not None:
         write_release(folder, plan, state)
     write_report(folder)
+
+
+def _journal(running: Running, log: EventLog, state: CampaignState) -> Journal:
+    return Journal(log, state, _clock(running.plan, state), running.view, files=running.store.sync)
 
 
 def _clock(plan: Plan, state: CampaignState) -> Clock:

@@ -116,11 +116,15 @@ class EventLog:
         It is durable only after `sync`. Raises ValueError for an unknown kind, TypeError for what is not a mapping,
         LedgerError when the disk refuses; then nothing was added.
         """
-        if kind not in KINDS:
-            raise ValueError(f"event kind {kind!r} is not one of {KINDS}")
         plain = json_safe(payload)
         if not isinstance(plain, dict):
             raise TypeError(f"the payload of an event is a record or a mapping, not {type(payload).__name__}")
+        return self.append_plain(kind, plain)
+
+    def append_plain(self, kind: str, plain: dict[str, Any]) -> int:
+        """The same for a payload that `json_safe` made already."""
+        if kind not in KINDS:
+            raise ValueError(f"event kind {kind!r} is not one of {KINDS}")
         with self._append_lock:
             self._check_usable()
             event = {

@@ -5,7 +5,8 @@ What the state holds is therefore always what a reader of the log would hold.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,22 @@ FOLDER = "events"
 class Journal:
     """Of one campaign, for its one writer. Every payload gets `elapsed_seconds`, the campaign time."""
 
-    def __init__(self, log: EventLog, state: CampaignState, clock: Clock, view: View) -> None:
+    def __init__(
+        self, log: EventLog, state: CampaignState, clock: Clock, view: View, files: Callable[[], None] = lambda: None
+    ) -> None:
+        """`files` makes durable what the events name, before they are: candidates' sources."""
         self.log = log
         self.state = state
         self.clock = clock
         self.view = view
+        self._files = files
+        self._together = False
+        self._wanted = False
 
     def write(self, kind: str, payload: Mapping[str, Any]) -> int:
         """Append one event; `settle` makes it durable."""
         content = json_safe({**payload, "elapsed_seconds": round(self.clock.seconds(), 3)})
-        seq = self.log.append(kind, content)
+        seq = self.log.append_plain(kind, content)
         self.state.apply(Event(seq=seq, time=0.0, schema_version=1, kind=kind, payload=content))
         self.view.changed(self.state)
         return seq
@@ -56,8 +63,24 @@ class Journal:
         self.write("proposal", {**proposal_payload(proposal), **taken})
 
     def settle(self) -> None:
-        """Everything written so far is acknowledged: it survives a kill."""
+        """Everything written so far is acknowledged: it survives a kill. Within `together`, at the end of that."""
+        if self._together:
+            self._wanted = True
+            return
+        self._files()
         self.log.sync()
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What is settled inside is made durable at once at the end: hundreds of engines share one trip to the disk."""
+        self._together = True
+        try:
+            yield
+        finally:
+            self._together = False
+            if self._wanted:
+                self._wanted = False
+                self.settle()
 
 
 def proposal_payload(proposal: Proposal) -> dict[str, Any]:

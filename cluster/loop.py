@@ -162,8 +162,9 @@ class SearchLoop:
         seconds = min((at - time.monotonic() for at in self.expires.values()), default=3600.0)
         if self.supply.intake is not None or self.expecting():
             seconds = min(seconds, POLL_SECONDS)
-        if not self.answers.wait(seconds):
-            self._expire()
+        with self.journal.together():
+            if not self.answers.wait(seconds):
+                self._expire()
 
     def _measured(self, future: Future[Measured]) -> None:
         order = self.running.pop(future)
