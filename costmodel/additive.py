@@ -65,9 +65,11 @@ class Factors:
 
 
 def fit_factors(
-    parts: pd.DataFrame, groups: pd.Series, measured: pd.Series, priors: Mapping[str, Prior], *, weights: Floats | None = None
+    parts: pd.DataFrame, groups: pd.Series, measured: pd.Series, priors: Mapping[str, Prior], *,
+    group_share: float = GROUP_SHARE, weights: Floats | None = None,
 ) -> Factors:  # fmt: skip
-    """Rows with a positive measured time each. `weights` are relative; without them all rows count alike."""
+    """Rows with a positive measured time each. `weights` are relative; without them all rows count alike. `group_share`: how far a
+    group may be from what is common, in standard deviations of that."""
     names = list(priors)
     mean = np.array([priors[name].mean for name in names])
     deviation = np.array([priors[name].deviation for name in names])
@@ -76,7 +78,7 @@ def fit_factors(
     known, place = np.unique(groups.astype(str).to_numpy(), return_inverse=True)
     base = np.ones(len(y)) if weights is None else weights * (len(y) / weights.sum())
     size = len(names)
-    precision = np.concatenate([deviation**-2.0, np.tile((GROUP_SHARE * deviation) ** -2.0, len(known))])
+    precision = np.concatenate([deviation**-2.0, np.tile((group_share * deviation) ** -2.0, len(known))])
     origin = np.concatenate([mean, np.zeros(len(known) * size)])
     found = origin.copy()
     for _ in range(ITERATIONS):

@@ -1,0 +1,153 @@
+"""Steps of a model on one machine, predicted operator by operator and corrected by measured forward passes.
+
+    shapes (phase, sequences, tokens, context, layers) ──► operators ──► parts by kind, ms ──► x factors learned ──► ms, 90 % interval
+
+Measured passes say what a kind of operator really takes: one factor a kind, common to all, refined for each group (an engine's own
+kernels, or those of a part), held to 1 until rows say otherwise. Two parts have no kernel behind them: what the host does once a step,
+and once a layer. Intervals are conformal, from shapes left out. A fit is immutable; its version is the hash of its content.
+
+Rows of different machines, versions or types are never mixed: `fit_steps` refuses them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from costmodel.additive import Factors, Prior, fit_factors
+from costmodel.graph import ModelGraph
+from costmodel.operators import Kind, Layout, OperatorSource, step
+from costmodel.records import Interval
+from hotpass.errors import InputError
+
+Floats = NDArray[np.float64]
+
+SHAPE = ("phase", "num_seqs", "query_tokens", "context_mean", "layers")
+"""Columns that say what a step does; `layers` is the depth that ran (0: the model's own)."""
+HOST = ("layer_host_ms", "step_host_ms")
+LAYER_HOST_MS = 0.05
+"""Unit of what the host does for each layer: a few dozen calls into a framework at one or two microseconds each."""
+PRIORS: Mapping[str, Prior] = {
+    **{f"{kind}_ms": Prior(0.0, 0.3) for kind in Kind},
+    "layer_host_ms": Prior(-1.0, 1.5),
+    "step_host_ms": Prior(-1.0, 1.5),
+}
+GROUP_SHARE = 1.5
+"""A part's kernels are others than the engine's own, so that they may differ by more than engines do."""
+LEVEL = 0.90
+FEW = 10
+"""Left-out shapes below which an interval is as wide as `UNKNOWN` in either direction."""
+UNKNOWN = 0.5
+"""Of log time."""
+
+
+def parts_of_steps(
+    graph: ModelGraph, source: OperatorSource, shapes: pd.DataFrame, *, kv_bytes: float = 2.0, host_ms: float = 0.0
+) -> pd.DataFrame:
+    """Predicted ms of each kind of operator, and the host's units, for every row (columns `SHAPE`). `host_ms` is what the source says
+    the host takes for a layer; 0 where it says nothing. Raises InputError for a phase that has no step here."""
+    made = pd.DataFrame(0.0, index=shapes.index, columns=list(PRIORS))
+    for (phase, depth), rows in shapes.groupby(["phase", "layers"]):
+        if phase not in ("decode", "prefill"):
+            raise InputError("phase", phase, "is no step that the cost model knows", "use decode and prefill rows")
+        share = int(str(depth)) / graph.num_layers if depth else 1.0
+        seqs, tokens = (rows[name].to_numpy(float) for name in ("num_seqs", "query_tokens"))
+        done = step(
+            graph, _alone(len(rows)), source, decode=phase == "decode", sequences=seqs, tokens=tokens / seqs,
+            past=rows["context_mean"].to_numpy(float), kv_bytes=kv_bytes,
+        )  # fmt: skip
+        for operator in done.operators:
+            within = "/" in operator.name
+            made.loc[rows.index, f"{operator.kind}_ms"] += operator.seconds * 1e3 * (share if within else 1.0)
+        made.loc[rows.index, "layer_host_ms"] = (host_ms or LAYER_HOST_MS) * graph.num_layers * share
+    made["step_host_ms"] = LAYER_HOST_MS
+    return made
+
+
+def _alone(size: int) -> Layout:
+    one = np.ones(size, np.int64)
+    return Layout(tp=one, dp=one, pp=one, moe_tp=one, ep=one, dcp=one, all_to_all=np.zeros(size, np.bool_))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepFit:
+    """Corrections of one machine and model type."""
+
+    factors: Factors
+    """By kind of operator, common and by group."""
+    interval: tuple[float, float]
+    """Quantiles of the log residual of shapes left out."""
+    num_rows: int
+    held_out_error: float
+    """Median absolute relative error of shapes left out; nan with fewer than three."""
+    environment: str
+    """Fingerprint of what was measured; empty where rows have none."""
+
+    @property
+    def version(self) -> str:
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
+
+    def predict(self, parts: pd.DataFrame, group: str) -> list[Interval]:
+        """ms of each row, with 90 % intervals."""
+        values = self.factors.total(parts, pd.Series(group, index=parts.index))
+        low, high = np.exp(self.interval[0]), np.exp(self.interval[1])
+        return [Interval(value=float(v), low=float(v * low), high=float(v * high)) for v in values]
+
+
+def uncorrected(parts: pd.DataFrame) -> Floats:
+    """ms before anything was learned: operators as their source has them, and the host's share by its prior."""
+    plain = Factors(parts=tuple(PRIORS), common=tuple(prior.mean for prior in PRIORS.values()), groups={})
+    return plain.total(parts, pd.Series("", index=parts.index))
+
+
+def fit_steps(parts: pd.DataFrame, rows: pd.DataFrame) -> StepFit:
+    """`rows` beside `parts`: `ms` measured, `group`, columns `SHAPE`, and `environment` where known. Raises InputError for no rows, and
+    for rows of more than one environment."""
+    if not len(rows):
+        raise InputError("measured passes", 0, "are too few to learn from", "measure some")
+    environments = sorted(set(rows["environment"])) if "environment" in rows else [""]
+    if len(environments) > 1:
+        raise InputError(
+            "measured passes",
+            f"{len(environments)} environments",
+            "cannot be learned from together",
+            "choose the rows of one",
+        )
+    residual = _left_out(parts, rows)
+    return StepFit(
+        factors=fit_factors(parts, rows["group"], rows["ms"], PRIORS, group_share=GROUP_SHARE), interval=_ends(residual), num_rows=len(rows),
+        held_out_error=float(np.median(np.abs(np.expm1(-residual)))) if len(residual) >= 3 else float("nan"),
+        environment=environments[0],
+    )  # fmt: skip
+
+
+def _left_out(parts: pd.DataFrame, rows: pd.DataFrame) -> Floats:
+    """Log residual of each shape of a group under a fit without that shape; empty with fewer than three shapes."""
+    names = rows[[*SHAPE, "group"]].astype(str).agg("|".join, axis=1)
+    if names.nunique() < 3:
+        return np.zeros(0)
+    found = []
+    for name in names.unique():
+        inside = names == name
+        factors = fit_factors(
+            parts[~inside], rows["group"][~inside], rows["ms"][~inside], PRIORS, group_share=GROUP_SHARE
+        )
+        predicted = factors.total(parts[inside], rows["group"][inside])
+        found.append(float(np.median(np.log(rows["ms"][inside].to_numpy(float) / predicted))))
+    return np.array(found)
+
+
+def _ends(residual: Floats) -> tuple[float, float]:
+    """Conformal quantiles for one more shape; symmetric and wide where there are few."""
+    size = np.sort(np.abs(residual))
+    if len(size) < FEW:
+        wide = max(UNKNOWN, float(size[-1]) if len(size) else 0.0)
+        return -wide, wide
+    rank = min(int(np.ceil(LEVEL * (len(size) + 1))), len(size))
+    return -float(size[rank - 1]), float(size[rank - 1])
