@@ -29,6 +29,7 @@ from hotpass.records.candidate import AS_LOADED, Candidate, Numerics, PartSource
 from hotpass.records.measurement import Verdict
 from search.agents import tools
 from search.agents.compose import Composer, by_claim
+from search.agents.spend import LlmCall, LlmSpend
 from search.board import make_post
 from search.catalogue import load_catalogue
 from search.inbox import Inbox, Standing, Ticket
@@ -70,6 +71,50 @@ class CampaignDesk:
                 compiler=briefing.compiler,
             )
         return self._composer
+
+    def tell(self, call: LlmCall) -> None:
+        """What an agent's call to its LLM came to, for the ledger."""
+        self.inbox.tell(call)
+
+    def waiting(self, author: str) -> int:
+        """Its proposals without an attempt; -1 once the search has ended."""
+        state = self.follower.refresh()
+        if state.stop_reason or state.result is not None:
+            return -1
+        tried = {row.attempt.candidate_id for row in state.attempts}
+        proposed = [i for i in state.candidates.values() if i.proposer == author and i.candidate_id not in tried]
+        return len(proposed) + self.inbox.waiting(author)
+
+    def spent(self, author: str) -> LlmSpend:
+        """By the ledger, and by what waits to get there."""
+        spend = self.follower.refresh().llm_spend.get(author, LlmSpend())
+        for call in self.inbox.waiting_calls(author):
+            spend = spend.plus(call)
+        return spend
+
+    def deployment(self, author: str, asked: tools.NoArguments) -> Json:
+        found, spec = self.plan.deployment, self.plan.spec
+        space = self.composer.space(())
+        model = found.model
+        return {
+            "model": model.name,
+            "architecture": model.architecture,
+            "dtype": model.dtype,
+            "sizes": {
+                "layers": model.num_layers, "hidden": model.hidden_size, "intermediate": model.intermediate_size,
+                "heads": model.num_heads, "kv_heads": model.num_kv_heads, "head_dim": model.head_dim, "vocabulary": model.vocab_size,
+                "parameters": model.num_params, "packed": list(model.packed_formats),
+            },
+            "device": found.hardware.device,
+            "machine": found.hardware.name,
+            "devices": found.hardware.num_devices,
+            "isa": list(found.hardware.isa),
+            "cache_bytes": found.hardware.last_level_cache_bytes,
+            "compiler": self.composer.compiler,
+            "numerics_policy": f"{spec.numerics}: wider classes are refused",
+            "clients": found.concurrency,
+            "settings": {dial.setting.name: list(dial.values) for dial in (*space.dials, *space.serving_dials)},
+        }  # fmt: skip
 
     def read_board(self, author: str, asked: tools.ReadBoard) -> Json:
         state = self.follower.refresh()

@@ -142,6 +142,14 @@ class Inbox:
             return attempts[-1]
         return Standing.PROPOSED if self._ledger.is_proposed(ticket.candidate_id) else Standing.QUEUED
 
+    def waiting(self, author: str) -> int:
+        """Proposals of this author that the loop has not taken yet."""
+        return sum(item["author"] == author for _, item in self._items("proposal"))
+
+    def waiting_calls(self, author: str) -> list[LlmCall]:
+        """Calls of this author that the loop has not taken yet."""
+        return [from_plain(LlmCall, item["content"]) for _, item in self._items("reply") if item["author"] == author]
+
     def tell(self, content: Post | LlmCall) -> str:
         """Hand in something for the ledger alone; returns its id. Raises MachineError."""
         key = content_hash([os.getpid(), time.time_ns(), next(_counter)])[:24]

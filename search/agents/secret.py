@@ -11,10 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, MutableMapping
 
-_KEY_NAME = re.compile(
-    r"(_|^)(API_KEY|API_TOKEN|APIKEY|ACCESS_KEY|ACCESS_KEY_ID|SECRET_ACCESS_KEY|SECRET_KEY|SESSION_TOKEN|CLIENT_SECRET|AUTH_TOKEN)$"
-)
-"""Variables in which providers' keys are kept. Tokens that hotpass itself may need (HF_TOKEN, MLFLOW_TRACKING_*) are not among them."""
+_KEY_NAME = re.compile(r"(_|^)(API_KEY|API_TOKEN|APIKEY|SECRET_KEY|CLIENT_SECRET|AUTH_TOKEN)$")
+"""Variables in which LLM providers' keys are kept."""
+_SHARED_NAME = re.compile(r"^AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY|SESSION_TOKEN|BEARER_TOKEN_BEDROCK)$")
+"""Keys that agents may need and this process too (an artefact store of MLflow): copied, not taken."""
 
 OWN_KEY = "HOTPASS_LLM_API_KEY"
 """Key of the server at `--llm-api-base`, when it wants one."""
@@ -48,9 +48,10 @@ class Secret:
 
 
 def take_keys(environ: MutableMapping[str, str]) -> dict[str, Secret]:
-    """Every provider's key, removed from the environment."""
+    """Every provider's key; those that only LLMs need are gone from the environment."""
+    shared = {name: Secret(environ[name]) for name in environ if _SHARED_NAME.search(name)}
     names = [name for name in environ if _KEY_NAME.search(name.upper())]
-    return {name: Secret(environ.pop(name)) for name in names}
+    return shared | {name: Secret(environ.pop(name)) for name in names}
 
 
 def give_keys(keys: Mapping[str, Secret], environ: MutableMapping[str, str]) -> None:

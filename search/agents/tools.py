@@ -131,6 +131,7 @@ class Result(Arguments):
 class Desk(Protocol):
     """What a campaign answers its proposers. Every method may raise InputError; answers are plain JSON."""
 
+    def deployment(self, author: str, asked: NoArguments) -> Json: ...
     def read_board(self, author: str, asked: ReadBoard) -> Json: ...
     def post(self, author: str, asked: WritePost) -> Json: ...
     def slots(self, author: str, asked: NoArguments) -> Json: ...
@@ -162,6 +163,7 @@ class Tool:
 
 
 TOOLS: tuple[Tool, ...] = (
+    Tool(name="deployment", arguments=NoArguments, description="Model, machine, numerics policy and engine settings."),
     Tool(name="read_board", arguments=ReadBoard, description="Posts of other proposers and people, newest first."),
     Tool(name="post", arguments=WritePost, description="Tell the others what you found, suspect, warn of or want to know."),
     Tool(name="slots", arguments=NoArguments, description="Places where code can be replaced, with class and signature."),

@@ -54,6 +54,8 @@ def ask(folder_or_desk: Path | CampaignDesk, tool: str, **arguments: object) -> 
 
 def test_reading_tools_say_what_the_ledger_says(done: Path) -> None:
     state = read_state(done)
+    deployment = ask(done, "deployment")
+    assert (deployment["device"], deployment["numerics_policy"]) == ("cpu", "tolerance: wider classes are refused")
     slots = {row["claim"]: row for row in ask(done, "slots")["slots"]}
     assert (slots["model.layers.*.mlp"]["class"], slots["model.layers.*.mlp"]["slots"]) == ("LlamaMLP", 2)
     parts = {row["part"]: row for row in ask(done, "catalogue")["parts"]}
@@ -124,7 +126,7 @@ def test_what_a_proposer_may_not_is_refused(stopped: Path, tool: str, arguments:
 
 def test_the_tools_are_these_and_no_others() -> None:
     assert {tool.name for tool in TOOLS} == {
-        "read_board", "post", "slots", "slot_source", "catalogue", "candidates", "candidate", "shapes", "profile", "quick_check",
+        "deployment", "read_board", "post", "slots", "slot_source", "catalogue", "candidates", "candidate", "shapes", "profile", "quick_check",
         "submit_proposal", "result",
     }  # fmt: skip
     for tool in TOOLS:
