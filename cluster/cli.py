@@ -49,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     _compile(commands)
     _try(commands)
     _verify(commands)
+    _profile(commands)
     _plan(commands)
     _look(commands)
     return parser
@@ -56,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _deployment_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("deployment")
-    group.add_argument("--model", metavar="M", help="alias, hub id, folder or GGUF file")
+    group.add_argument("--model", metavar="M", help="alias, hub id, folder or GGUF file; FILE.py of a module")
     group.add_argument("--traffic", metavar="T", help="preset (chat, code, agentic, long-context) or trace file")
     group.add_argument("--concurrency", type=int, metavar="N", help="clients of the closed loop (default 1)")
     group.add_argument("--requests", type=int, metavar="N", help="requests of the trace to use (default all)")
@@ -65,7 +66,9 @@ def _deployment_options(parser: argparse.ArgumentParser) -> None:
         metavar="CLASS",
         help="widest class allowed: bit-identical, tolerance (default), distribution, lossy",
     )
-    group.add_argument("--engine", metavar="E", help="decoder (default), or fake: simulated times")
+    group.add_argument(
+        "--engine", metavar="E", help="decoder (default), module (any torch module), or fake: simulated times"
+    )
     group.add_argument("--device", metavar="D", help="cpu, cuda or auto (default)")
     group.add_argument(
         "--threads", type=int, metavar="N", help="threads of the deployment as loaded (default: physical cores)"
@@ -93,6 +96,7 @@ def _compile(commands: argparse._SubParsersAction[_Parser]) -> None:
     group.add_argument(
         "--no-baselines", dest="baselines", action="store_const", const=False, help="skip transformers' own loop"
     )
+    _agent_options(parser)
     group.add_argument(
         "--campaign", metavar="FILE", help="TOML or YAML file with any of these settings; options win over it"
     )
@@ -102,6 +106,20 @@ def _compile(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
     _where_options(parser)
     parser.set_defaults(run="cluster.commands.compile:run")
+
+
+def _agent_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("agents")
+    group.add_argument("--agents", type=int, metavar="N", help="LLM agents that invent parts (default 0)")
+    group.add_argument(
+        "--llm", metavar="MODEL", help="their model, as litellm names it; openai/<name> with --llm-api-base"
+    )
+    group.add_argument("--llm-api-base", metavar="URL", help="OpenAI-compatible server, as a local vLLM")
+    group.add_argument("--llm-max-tokens", type=int, metavar="N", help="tokens that all agents together may use")
+    group.add_argument("--llm-max-usd", type=float, metavar="X", help="money that they may spend, in USD")
+    group.add_argument("--llm-context", type=int, metavar="N", help="window of the model (default: as litellm knows)")
+    group.add_argument("--llm-tools", metavar="HOW", help="native, text or auto (default): how it calls tools")
+    group.add_argument("--llm-turn", metavar="TIME", help="deadline of one proposal over all retries (default 5m)")
 
 
 def _plan(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -188,6 +206,28 @@ def _verify(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.set_defaults(run="cluster.commands.verify:run")
 
 
+def _profile(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser(
+        "profile", help="where the time of a candidate goes: operators, gaps, distance from the roofline by slot"
+    )
+    parser.add_argument(
+        "--candidate",
+        metavar="CANDIDATE",
+        help="part, candidate folder, or id of a candidate of --in (default: as loaded)",
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="K=V", dest="settings", help="engine setting")
+    parser.add_argument("--param", action="append", default=[], metavar="K=V", dest="params", help="part's parameter")
+    parser.add_argument("--in", dest="campaign_folder", metavar="DIR", help="campaign whose deployment is used")
+    parser.add_argument("--trace", metavar="FILE", help="Chrome trace (default: in profiles/)")
+    parser.add_argument("--top", type=int, default=12, metavar="N", help="operators and slots shown (default 12)")
+    parser.add_argument(
+        "--deadline", type=float, default=120.0, metavar="S", help="seconds that it may take (default 120)"
+    )
+    _deployment_options(parser)
+    _where_options(parser)
+    parser.set_defaults(run="cluster.commands.profile:run", against=None)
+
+
 def _look(commands: argparse._SubParsersAction[_Parser]) -> None:
     """Commands that only look, and `init-part`."""
     init = commands.add_parser("init-part", help="write a runnable copy of a slot's reference as a part to start from")
@@ -196,9 +236,11 @@ def _look(commands: argparse._SubParsersAction[_Parser]) -> None:
     init.add_argument(
         "--model", metavar="M", default="smollm2-135m", help="model whose slots these are (default smollm2-135m)"
     )
+    init.add_argument("--engine", metavar="E", default="decoder", help="decoder (default) or module")
     init.set_defaults(run="cluster.commands.parts:init_part")
     slots = commands.add_parser("slots", help="print the slot table of a model")
     slots.add_argument("--model", metavar="M", default="smollm2-135m", help="default smollm2-135m")
+    slots.add_argument("--engine", metavar="E", default="decoder", help="decoder (default) or module")
     slots.add_argument("--json", action="store_true", help="as JSON")
     slots.set_defaults(run="cluster.commands.parts:slots")
     traffic = commands.add_parser("traffic", help="what a trace or preset looks like, and the steps it makes")

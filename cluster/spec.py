@@ -17,9 +17,12 @@ from hotpass.records.candidate import Numerics
 from search.budget import parse_duration
 from search.objectives import TOKENS_PER_S, parse_objectives
 
-ENGINES = ("decoder", "fake")
+ENGINES = ("decoder", "module", "fake")
+MODULE_DEFAULTS = {"traffic": "examples", "numerics": Numerics.BIT_IDENTICAL.value}
+"""Of a module: its examples stand for traffic, and science expects the very same bits unless it says otherwise."""
 DEVICES = ("auto", "cpu", "cuda")
 SAMPLERS = ("optuna", "random", "none")
+LLM_TOOLS = ("auto", "native", "text")
 CONTROLS = ("none", "random", "optuna")
 
 
@@ -28,9 +31,9 @@ class CampaignSpec:
     """A campaign as asked for."""
 
     model: str
-    """An alias, a hub id, a folder or a GGUF file."""
+    """An alias, a hub id, a folder or a GGUF file; of a module an alias, `FILE.py` or `module:function`."""
     traffic: str
-    """A preset's name or a trace file."""
+    """A preset's name or a trace file; `examples` of a module."""
     budget: str = "5m"
     """Wall time from the engine's start to the result, as `90s`, `5m` or `1h30m`."""
     max_attempts: int = 0
@@ -40,7 +43,7 @@ class CampaignSpec:
     numerics: str = Numerics.TOLERANCE.value
     """The widest numerics class that may be proposed."""
     engine: str = "decoder"
-    """`decoder`, or `fake` (simulated times; nothing is measured)."""
+    """`decoder`, `module` (any torch module with example inputs), or `fake` (simulated times; nothing is measured)."""
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: a GPU where there is one."""
     threads: int = 0
@@ -79,6 +82,22 @@ class CampaignSpec:
     """Engine time of the search, as `budget`; empty for no such limit."""
     target_speedup: float = 0.0
     """Stop once the incumbent is surely so many times as fast as the deployment as loaded; 0 for no target."""
+    agents: int = 0
+    """LLM agents that propose beside the search; 0 for none."""
+    llm: str = ""
+    """Their model, as litellm names it; `openai/<name>` for a server at `llm_api_base`."""
+    llm_api_base: str = ""
+    """OpenAI-compatible server; empty for the provider's own."""
+    llm_max_tokens: int = 0
+    """Tokens that all agents together may read and write, over all sessions; 0 for no limit."""
+    llm_max_usd: float = 0.0
+    """Money that they may spend; a model of unknown price needs `llm_max_tokens` too. 0 for no limit."""
+    llm_context: int = 0
+    """Window of the model in tokens; 0 for what litellm knows, else 8,192."""
+    llm_tools: str = "auto"
+    """`native` tool calls, JSON in the `text`, or `auto`: native where litellm knows that the model has them."""
+    llm_turn: str = "5m"
+    """Deadline of one proposal over all requests and retries."""
     patience: str = ""
     """Stop after so long without a new incumbent; empty for half of the search's time (and 60 attempts)."""
 
@@ -86,6 +105,14 @@ class CampaignSpec:
         one_of("numerics", self.numerics, [kind.value for kind in Numerics])
         one_of("engine", self.engine, list(ENGINES))
         one_of("device", self.device, list(DEVICES))
+        if self.engine == "module" and (self.traffic, self.concurrency) != (MODULE_DEFAULTS["traffic"], 1):
+            given = f"{self.traffic}, {self.concurrency} clients"
+            raise InputError(
+                "traffic",
+                given,
+                "is not a module's",
+                "leave --traffic and --concurrency out: its examples are its load",
+            )
         parse_duration(self.budget)
         at_least("concurrency", self.concurrency, 1)
         for name in ("max_attempts", "threads", "requests", "seed", "engines"):
@@ -93,6 +120,7 @@ class CampaignSpec:
         one_of("sampler", self.sampler, list(SAMPLERS))
         one_of("control", self.control, list(CONTROLS))
         parse_objectives(self.objective)
+        self._check_agents()
         for name in ("engine_budget", "patience"):
             if getattr(self, name):
                 parse_duration(getattr(self, name), name)
@@ -104,6 +132,24 @@ class CampaignSpec:
             raise InputError(
                 "parallelism", self.parallelism, "is not implemented", "leave it at 1: one engine process per machine"
             )
+
+    def _check_agents(self) -> None:
+        one_of("llm_tools", self.llm_tools, list(LLM_TOOLS))
+        parse_duration(self.llm_turn, "llm_turn")
+        for name in ("agents", "llm_max_tokens", "llm_context"):
+            at_least(name, getattr(self, name), 0)
+        if self.llm_max_usd < 0:
+            raise InputError("llm_max_usd", self.llm_max_usd, "is below 0", "give an amount of money in USD")
+        if bool(self.agents) != bool(self.llm):
+            field, remedy = ("llm", "give --llm MODEL") if self.agents else ("agents", "give --agents N")
+            raise InputError(field, getattr(self, field), "is missing: agents and their LLM go together", remedy)
+        if "@" in self.llm_api_base or "?" in self.llm_api_base:
+            problem = "holds more than an address, and is recorded"
+            raise InputError("llm_api_base", "(hidden)", problem, "put the key into HOTPASS_LLM_API_KEY")
+
+    @property
+    def llm_turn_seconds(self) -> float:
+        return parse_duration(self.llm_turn, "llm_turn")
 
     @property
     def budget_seconds(self) -> float:
@@ -130,6 +176,8 @@ def make_spec(given: Mapping[str, Any], campaign_file: str | None = None) -> Cam
     for name in fields:
         if name not in known:
             raise InputError("campaign", name, "is not a field of a campaign", nearest(name, known))
+    if fields.get("engine") == "module":
+        fields = {**MODULE_DEFAULTS, **fields}
     for name in ("model", "traffic"):
         if not fields.get(name):
             raise InputError(name, "", "is missing", f"give --{name}, or {name} in the campaign file")
