@@ -105,6 +105,7 @@ class ColdVllm:
             request, answer = Path(folder, "request.json"), Path(folder, "answer.json")
             model = self.deployment.model
             body = {**orders, "model": self._model, "dtype": model.dtype, "rows": self._rows(), "answer": str(answer)}
+            body["max_model_len"] = min(1024, model.max_context)
             request.write_text(json.dumps(json_safe(body)))
             environment = vllm_environment(self.threads, {}) | {"HOME": folder, "TMPDIR": folder}
             environment["PYTHONPATH"] = str(ROOT)

@@ -30,7 +30,7 @@ def main() -> None:
     llm = LLM(
         model=orders["model"],
         dtype=orders["dtype"],
-        max_model_len=1024,
+        max_model_len=orders["max_model_len"],
         max_num_seqs=8,
         max_num_batched_tokens=1024,
         enforce_eager=True,

@@ -63,8 +63,16 @@ def versions(python: str) -> dict[str, str]:
     return found
 
 
+COMPILED = {
+    "VLLM_DISABLE_COMPILE_CACHE": "1",  # its key does not know of parts, so that one candidate's code would be taken for another's
+    "VLLM_USE_AOT_COMPILE": "0",
+}
+"""Of an engine that is not eager."""
+
+
 def vllm_environment(threads: int, options: dict[str, object], search_path: tuple[str, ...] = ()) -> dict[str, str]:
     """The whole environment of the zygote of vLLM children."""
     given = process_environment(threads, search_path)
     given.pop("VIRTUAL_ENV", None)
-    return {**given, **QUIET, OPTIONS_VARIABLE: json.dumps(options)}
+    compiled = {} if options.get("enforce_eager", True) else COMPILED
+    return {**given, **QUIET, **compiled, OPTIONS_VARIABLE: json.dumps(options)}

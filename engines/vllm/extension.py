@@ -53,6 +53,19 @@ class HotpassExtension:
             return {"failure": to_plain(error.failure)}
         return {"report": to_plain(report)}
 
+    def hotpass_compiles(self) -> bool:
+        """Whether forwards are compiled in, so that an install needs `hotpass_learn` and `hotpass_recapture`."""
+        return self._hotpass_tree.compiled.compiles
+
+    def hotpass_learn(self, side: str) -> None:
+        self._hotpass_tree.learn(side)
+
+    def hotpass_recapture(self, side: str) -> None:
+        self._hotpass_tree.recapture(side)
+
+    def hotpass_recaptured(self, side: str) -> None:
+        self._hotpass_tree.recaptured(side)
+
     def hotpass_uninstall(self, side: str) -> None:
         self._hotpass_tree.uninstall(side)
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch._inductor.config as inductor
 from vllm import LLM
 from vllm.version import __version__ as VLLM_VERSION
 
@@ -80,6 +81,10 @@ class VllmProgram:
         if list(cuts) != [tuple(range(model.num_layers))] or device != "cpu":
             raise InputError("cuts", list(cuts), f"on {device} are not for vLLM", "load the whole model on the CPU")
         raise_loopback()
+        inductor.cpp_cache_precompile_headers = (
+            False  # their folder was chosen before the fork, where a child may not write
+        )
+        inductor.compile_threads = 1
         self._model, self._weights, self._plan, self._threads = model, weights, plan, threads
         self._epoch = content_hash([model.weights_hash, model.config_hash, model.dtype, VLLM_VERSION])
         options = json.loads(os.environ[OPTIONS_VARIABLE])
@@ -123,7 +128,7 @@ class VllmProgram:
         report = from_plain(ReloadReport, reply["report"])
         swapped = time.perf_counter()
         try:
-            self._activate(side)
+            self._recapture(side) if candidate.parts and self._rpc("hotpass_compiles") else self._activate(side)
             for row in range(len(self._plan.rows)):
                 self._warm(row, side)
         except (Exception, SystemExit) as error:
@@ -255,6 +260,13 @@ class VllmProgram:
     def _activate(self, side: str) -> None:
         self._rpc("hotpass_activate", side)
 
+    def _recapture(self, side: str) -> None:
+        """One eager step, one that compiles: several tokens each, since a step of one would be compiled for one."""
+        for phase in ("hotpass_learn", "hotpass_recapture"):
+            self._rpc(phase, side)
+            self._step_probe()
+        self._rpc("hotpass_recaptured", side)
+
     def _row_positions(self, row: int) -> list[int]:
         """Positions that each sequence of a row may come to hold."""
         item, plan = self._plan.rows[row], self._plan
@@ -318,6 +330,9 @@ class VllmProgram:
     def _probe(self) -> list[torch.Tensor]:
         """As loaded on fixed tokens: one prompt, two decode steps. Leaves no side active."""
         self._activate("")
+        return self._step_probe()
+
+    def _step_probe(self) -> list[torch.Tensor]:
         with Sequences(self._core, [self._probe_pages], [0], [[*PROBE, 4, 6]]) as sequences:
             return [sequences.step([count]).clone() for count in (len(PROBE), 1, 1)]
 

@@ -21,6 +21,7 @@ import torch
 
 from engines.decoder.source import CompiledPart, bound_params, compile_part, failed, failed_by
 from engines.prepare.store import layer_of
+from engines.vllm.compiled import CompiledStates, Opaque
 from engines.vllm.step import Step
 from hotpass.canonical import bytes_hash
 from hotpass.domain import Domain
@@ -69,6 +70,8 @@ class Installed:
     counts: dict[str, int] = field(default_factory=dict)
     """Claimed slot → calls of a part since the last reset."""
     undo: ExitStack = field(default_factory=ExitStack)
+    opaque: dict[str, Opaque] = field(default_factory=dict)
+    """Slot → its dispatcher as the compiler meets it; empty under eager."""
 
 
 class Tree:
@@ -83,6 +86,7 @@ class Tree:
         self._config, self._version, self._threads = config, version, threads
         self._sides: dict[str, Installed] = {}
         self._table: SlotTable | None = None
+        self.compiled = CompiledStates(root)
         self.born = self.structure()
 
     def slots(self) -> SlotTable:
@@ -120,13 +124,17 @@ class Tree:
             with suppress(Exception):  # of two errors the first is the one to tell
                 installed.undo.close()
             raise failed_by(error, FailureKind.INSTALL, "the install fails") from None
+        if self.compiled.compiles:
+            installed.opaque = {slot: Opaque(slot, forward) for slot, forward in installed.forwards.items()}
+            for item in installed.opaque.values():
+                installed.undo.callback(item.forget)
         self._sides[side] = installed
         declared = max((part.declared.reload for part in parts), key=lambda kind: kind.rank, default=Reload.HOT)
         return ReloadReport(
             candidate_id=candidate.id,
             side=Side(side),
             declared=declared,
-            actual=Reload.REWEIGHT if derived_bytes else Reload.HOT,
+            actual=Reload.REWEIGHT if derived_bytes else Reload.RECAPTURE if self.compiled.compiles else Reload.HOT,
             phases_ms=phases,
             slots=tuple(sorted(installed.counts)),
             derived_bytes=derived_bytes,
@@ -136,6 +144,7 @@ class Tree:
         """The side as loaded. Restores everything even when a part's close raises; then that is raised."""
         if self.active == side:
             self.activate("")
+        self.compiled.clear(side)
         installed = self._sides.pop(side, None)
         if installed is not None:
             installed.undo.close()
@@ -146,9 +155,37 @@ class Tree:
             return
         for name in self._forwards(self.active):
             self.modules[name].__dict__.pop("forward", None)
-        for name, forward in self._forwards(side).items():
-            self.modules[name].__dict__["forward"] = forward
+        self._put_on(self._forwards(side))
+        self.compiled.select(side)
         self.active = side
+
+    def learn(self, side: str) -> None:
+        """The side's parts for one eager step, which shows what each takes and gives."""
+        self.activate("")
+        self.compiled.dry(True)
+        self._put_on({slot: item.learn for slot, item in self._sides[side].opaque.items()})
+        self.active = side
+
+    def recapture(self, side: str) -> None:
+        """After `learn` and a step: the next step compiles the side, with its parts as operators. Raises CandidateFailed."""
+        installed = self._sides[side]
+        self.activate("")
+        self.compiled.dry(False)
+        installed.forwards = {slot: item.forward() for slot, item in installed.opaque.items()}
+        self._put_on(installed.forwards)
+        self.compiled.begin()
+        self.active = side
+
+    def recaptured(self, side: str) -> None:
+        """The steps since `recapture` have compiled the side. Raises CandidateFailed when they called no part at some slot."""
+        silent = [slot for slot, calls in self.counts(side).items() if not calls]
+        if silent:
+            raise failed(FailureKind.INSTALL, f"the compiled forward does not call the part at {silent[0]}")
+        self.compiled.keep(side)
+
+    def _put_on(self, forwards: Mapping[str, Forward]) -> None:
+        for name, forward in forwards.items():
+            self.modules[name].__dict__["forward"] = forward
 
     def candidate_of(self, side: str) -> str:
         """Id of what is installed on a side; empty for as loaded."""

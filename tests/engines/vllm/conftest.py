@@ -52,10 +52,24 @@ def deployment(deployment: Deployment, wide_model: ModelRef) -> Deployment:
 
 @pytest.fixture(scope="session")
 def live(python: str, deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
-    folder: Path = tmp_path_factory.mktemp("vllm")
-    with VllmEngine(
+    with _engine(python, tmp_path_factory.mktemp("vllm"), enforce_eager=True) as engine:
+        engine.load(deployment, Tier.FAST)
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def compiled(python: str, deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
+    """The same with vLLM's own compile mode."""
+    with _engine(python, tmp_path_factory.mktemp("vllm-compiled"), enforce_eager=False) as engine:
+        engine.load(deployment, Tier.FAST)
+        yield engine
+
+
+def _engine(python: str, folder: Path, *, enforce_eager: bool) -> VllmEngine:
+    return VllmEngine(
         "tiny-vllm",
         python=python,
+        arguments={"enforce_eager": enforce_eager},
         threads=1,
         window_ms=2.0,
         aa_seconds=0.2,
@@ -63,9 +77,7 @@ def live(python: str, deployment: Deployment, tmp_path_factory: pytest.TempPathF
         requests=_requests,
         cache_dir=str(folder),
         audited_share=0.0,
-    ) as engine:
-        engine.load(deployment, Tier.FAST)
-        yield engine
+    )
 
 
 def _requests(count: int, seed: int, held_out: bool) -> list[ReplayRequest]:
