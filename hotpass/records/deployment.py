@@ -54,7 +54,7 @@ class TrafficRef:
     name: str
     """A preset's name or a file name."""
     source_format: str
-    """`mooncake`, `azure`, `burstgpt`, `openai-log` or `preset`."""
+    """`mooncake`, `azure`, `burstgpt`, `openai-log` or `preset`; `examples` of a module, whose example inputs stand for traffic."""
     content_hash: str
     num_requests: int
     """Requests used."""
