@@ -5,7 +5,8 @@ Loads the module tree over the mapped weights (a second or two for a small model
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hotpass.records.deployment import ModelRef
@@ -13,18 +14,21 @@ from hotpass.records.shapes import Phase, ShapeRow
 
 if TYPE_CHECKING:
     from engines.decoder.program import DecoderProgram
+    from engines.module.program import ModuleProgram
 
 _ONE_STEP = ShapeRow(
     phase=Phase.DECODE, num_seqs=1, query_tokens=1, context_mean=16, context_max=16, steps_share=1.0, tokens_share=1.0
 )
 
 
-def open_program(model: ModelRef) -> DecoderProgram:
-    """The whole model as the decoder engine's children have it. Raises InputError for a model that cannot be read."""
+def open_program(model: ModelRef) -> DecoderProgram | ModuleProgram:
+    """The whole model as an engine's children have it. Raises InputError for a model that cannot be read."""
     from engines.decoder.program import DecoderProgram
-    from engines.prepare.store import open_weights
+    from engines.prepare.store import MODULE_FILE, open_weights
     from engines.program import KvPlan
 
+    if (Path(model.folder) / MODULE_FILE).exists():
+        return _open_module(model)
     program = DecoderProgram()
     program.load(
         model,
@@ -37,14 +41,34 @@ def open_program(model: ModelRef) -> DecoderProgram:
     return program
 
 
-def concrete_slot(program: DecoderProgram, named: str) -> str:
+def _open_module(model: ModelRef) -> ModuleProgram:
+    from engines.module.prepare import module_facts
+    from engines.module.program import ModuleProgram
+    from engines.module_engine import module_shapes
+    from engines.prepare.store import open_weights
+    from engines.program import KvPlan
+
+    examples = module_facts(model).examples
+    plan = KvPlan(
+        rows=module_shapes(examples).rows,
+        steps_per_window=(1,) * len(examples),
+        serving_slots=0,
+        serving_context=1,
+        widths=tuple(example.width for example in examples),
+    )
+    program = ModuleProgram()
+    program.load(model, open_weights(model), [tuple(range(model.num_layers))], "cpu", 1, plan)
+    return program
+
+
+def concrete_slot(program: DecoderProgram | ModuleProgram, named: str) -> str:
     """The first slot that a name or claim pattern means; the name itself when it means none (the program then says so)."""
     found = program.slots().matching(named)
     return found[0].name if found else named
 
 
-def reference_sources(model: ModelRef, claims: Sequence[str]) -> dict[str, str]:
-    """Claim → source of the class that its slots stand for."""
+def reference_sources(model: ModelRef, claims: Mapping[str, str]) -> dict[str, str]:
+    """Claim → source of the class that its slots stand for. `claims`: claim → class that its part replaces, or empty."""
     program = open_program(model)
-    known = {claim: program.slots().matching(claim) for claim in claims}
+    known = {claim: program.slots().matching(claim, replaces) for claim, replaces in claims.items()}
     return {claim: program.reference_source(slots[0].name) for claim, slots in known.items() if slots}

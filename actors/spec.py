@@ -31,7 +31,7 @@ class EngineSpec:
     """Everything that making an engine takes, beside the deployment that it loads."""
 
     kind: str
-    """`decoder` or `fake`."""
+    """`decoder`, `module` or `fake`."""
     name: str
     """Of this engine within the campaign, as `decoder-0`."""
     device: str = "cpu"
@@ -42,7 +42,7 @@ class EngineSpec:
     """Where built libraries and derived weights are kept; empty for the user's cache."""
     seed: int = 0
     traffic: Traffic | None = None
-    """Requests that the slow tier may replay (`actors.requests.sample`); None for the fake, which replays none."""
+    """Requests that the slow tier may replay (`actors.requests.sample`); None for engines that need none."""
     narrowest_bits: float = NARROWEST_BITS
     """Of a weight in any candidate: the fewer, the deeper are the cuts of the fast tier."""
     visible_devices: str | None = None
@@ -60,11 +60,13 @@ def make_engine(spec: EngineSpec, deployment: Deployment) -> Engine:
         return _fake(spec)
     if spec.kind == "decoder":
         return _decoder(spec, deployment)
-    raise InputError("engine", spec.kind, "is not known", "known: decoder, fake")
+    if spec.kind == "module":
+        return _module(spec, deployment)
+    raise InputError("engine", spec.kind, "is not known", "known: decoder, module, fake")
 
 
 def make_builder(spec: EngineSpec, deployment: Deployment) -> CandidateBuilder:
-    """What builds for a decoder engine: the same inside the engine and ahead of it, so that both find the same files."""
+    """What builds for an engine with processes: the same inside the engine and ahead of it, so that both find the same files."""
     from engines.build import CandidateBuilder
 
     return CandidateBuilder(
@@ -79,6 +81,8 @@ def cuts_of(spec: EngineSpec, deployment: Deployment) -> tuple[tuple[int, ...], 
     """Layers of each depth that an engine of this spec measures, the whole model last."""
     from engines.cuts import choose_cuts
 
+    if spec.kind == "module":
+        return (tuple(range(deployment.model.num_layers)),)
     return choose_cuts(deployment.model, deployment.hardware.last_level_cache_bytes, spec.narrowest_bits)
 
 
@@ -116,6 +120,18 @@ def _decoder(spec: EngineSpec, deployment: Deployment) -> Engine:
         builder=make_builder(spec, deployment),
         requests=requests,
         narrowest_bits=spec.narrowest_bits,
+    )
+
+
+def _module(spec: EngineSpec, deployment: Deployment) -> Engine:
+    from engines.module_engine import ModuleEngine
+
+    return ModuleEngine(
+        spec.name,
+        device=spec.device,
+        threads=spec.threads or None,
+        seed=spec.seed,
+        builder=make_builder(spec, deployment),
     )
 
 

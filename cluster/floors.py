@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from actors.spec import NARROWEST_BITS
 from hotpass.records.candidate import Numerics
@@ -18,6 +19,7 @@ from hotpass.records.shapes import Phase, ShapeRow
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 PACKED_FILE = "packed.safetensors"
+MODULE_FILE = "module.json"
 
 
 def bounds_ms(deployment: Deployment) -> dict[str, float]:
@@ -42,6 +44,8 @@ def stored_bytes(model: ModelRef) -> float:
     0 for the fake engine's model, which has no files.
     """
     folder = Path(model.folder)
+    if model.folder and (folder / MODULE_FILE).is_file():
+        return float(min(item["streamed_bytes"] for item in _examples(model)))
     if not model.folder or not (folder / "config.json").is_file():
         return 0.0
     if model.layers is None and (folder / PACKED_FILE).is_file():
@@ -51,6 +55,11 @@ def stored_bytes(model: ModelRef) -> float:
     return float(read * DTYPE_BYTES[model.dtype])
 
 
+def _examples(model: ModelRef) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((Path(model.folder) / MODULE_FILE).read_text(encoding="utf-8"))["examples"]
+    return found
+
+
 def kv_bytes(model: ModelRef, row: ShapeRow) -> float:
     """Of the row's contexts, read once, in the declared dtype."""
     per_token = 2 * model.num_layers * model.num_kv_heads * model.head_dim * DTYPE_BYTES[model.dtype]
@@ -58,7 +67,10 @@ def kv_bytes(model: ModelRef, row: ShapeRow) -> float:
 
 
 def step_flops(model: ModelRef, row: ShapeRow) -> float:
-    """Two per multiply-add: every projection for each query token, the head for the last token of each sequence, attention."""
+    """Two per multiply-add: every projection for each query token, the head for the last token of each sequence, attention. Of a
+    module what was counted when it was prepared."""
+    if row.phase is Phase.FORWARD:
+        return float(sum(item["flops"] for item in _examples(model) if item["name"] == row.name))
     head = model.vocab_size * model.hidden_size
     per_sequence = row.query_tokens / row.num_seqs
     attended = row.query_tokens * (row.context_mean + per_sequence / 2)

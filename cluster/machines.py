@@ -80,7 +80,7 @@ def engine_spec(plan: Plan, index: int = 0) -> EngineSpec:
         device=hardware.device,
         threads=plan.spec.threads,
         seed=plan.spec.seed + index,
-        traffic=None if plan.spec.engine == "fake" else replayed_traffic(plan),
+        traffic=replayed_traffic(plan) if plan.spec.engine == "decoder" else None,
     )
 
 

@@ -47,7 +47,8 @@ def write_release(folder: Path, plan: Plan, state: CampaignState) -> Path:
 
 def write_references(folder: Path, plan: Plan, candidate: Candidate) -> None:
     """The reference source of every slot that the candidate's parts claim, for the report's diff."""
-    claims = sorted({claim for use in candidate.parts for claim in declaration(use.source).claims})
+    declared = [declaration(use.source) for use in candidate.parts]
+    claims = {claim: item.replaces for item in declared for claim in sorted(item.claims)}
     target = folder / REFERENCES
     target.mkdir(exist_ok=True)
     for claim, text in reference_sources(plan.deployment.model, claims).items():
@@ -80,6 +81,13 @@ def evidence_of(plan: Plan, state: CampaignState) -> dict[str, Any]:
     return plain
 
 
+def _deployment(plan: Plan) -> str:
+    """Options that name the deployment again."""
+    if plan.spec.engine == "module":
+        return f"--engine module --model {plan.spec.model} --numerics {plan.spec.numerics}"
+    return f"--model {plan.spec.model} --traffic {plan.spec.traffic}"
+
+
 def _text(candidate: Candidate, plan: Plan, state: CampaignState) -> str:
     assert state.result is not None
     best = state.result["best"]
@@ -101,7 +109,7 @@ Gates:
 
 ## Measure it again
 
-    hotpass try . --model {plan.spec.model} --traffic {plan.spec.traffic}
+    hotpass try . {_deployment(plan)}
 
 ## Switch it off
 

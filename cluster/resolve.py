@@ -20,10 +20,10 @@ from cluster.tracking import resolve_uri
 from hotpass.canonical import content_hash
 from hotpass.errors import InputError
 from hotpass.records.candidate import Candidate
-from hotpass.records.deployment import Deployment, HardwareRef, ModelRef, Serving
+from hotpass.records.deployment import Deployment, HardwareRef, ModelRef, Serving, TrafficRef
 from hotpass.records.shapes import ShapeTable
 from hotpass.settings import DEFAULTS
-from hotpass.traffic import Traffic, distance, read_traffic, shape_table
+from hotpass.traffic import distance, read_traffic, shape_table
 
 CAMPAIGNS = Path("campaigns")
 """Where campaign folders go unless `--out` says otherwise."""
@@ -39,23 +39,12 @@ def resolve(
     say = progress or (lambda text: None)
     _refuse_unreachable(spec)
     say(f"model {spec.model}")
-    model = simulated_model(spec.model) if spec.engine == "fake" else _model(spec, say)
-    say(f"traffic {spec.traffic}")
-    traffic = read_traffic(
-        spec.traffic, max_context=model.max_context, limit=spec.requests or None, encode=_encode(spec, model)
-    )
-    shapes = shape_table(
-        traffic,
-        spec.concurrency,
-        chunk_tokens=int(str(DEFAULTS["chunk_tokens"])),
-        max_rows=table_rows(spec.budget_seconds),
-        seed=spec.seed,
-    )
+    model, traffic, shapes = module_load(spec.model, say) if spec.engine == "module" else _model_and_load(spec, say)
     say("hardware")
     hardware = simulated_hardware() if spec.engine == "fake" else _hardware(spec)
     deployment = Deployment(
         model=model,
-        traffic=traffic.ref,
+        traffic=traffic,
         hardware=hardware,
         serving=_serving(spec, model, hardware),
         concurrency=spec.concurrency,
@@ -77,6 +66,41 @@ def resolve(
         continued=continued,
         notes=(*_notes(traffic, continued), *cut_for_time(spec, pace)),
     )
+
+
+def _model_and_load(spec: CampaignSpec, say: Progress) -> tuple[ModelRef, TrafficRef, ShapeTable]:
+    """A language model, and the steps that its traffic makes."""
+    model = simulated_model(spec.model) if spec.engine == "fake" else _model(spec, say)
+    say(f"traffic {spec.traffic}")
+    traffic = read_traffic(
+        spec.traffic, max_context=model.max_context, limit=spec.requests or None, encode=_encode(spec, model)
+    )
+    shapes = shape_table(
+        traffic,
+        spec.concurrency,
+        chunk_tokens=int(str(DEFAULTS["chunk_tokens"])),
+        max_rows=table_rows(spec.budget_seconds),
+        seed=spec.seed,
+    )
+    return model, traffic.ref, shapes
+
+
+def module_load(name: str, say: Progress) -> tuple[ModelRef, TrafficRef, ShapeTable]:
+    """A module, and its examples in place of traffic."""
+    from engines.module.prepare import module_facts, prepare_module
+    from engines.module_engine import module_shapes
+
+    model = prepare_module(name, progress=say)
+    examples = module_facts(model).examples
+    traffic = TrafficRef(
+        name="examples",
+        source_format="examples",
+        content_hash=content_hash(examples),
+        num_requests=len(examples),
+        dropped={},
+        content_valid=all(not item.is_drawn for example in examples for item in example.inputs),
+    )
+    return model, traffic, module_shapes(examples)
 
 
 def default_name(spec: CampaignSpec, created: datetime.datetime, prefix: str = "") -> str:
@@ -148,6 +172,13 @@ def _serving(spec: CampaignSpec, model: ModelRef, hardware: HardwareRef) -> Serv
 
     if spec.engine == "fake":
         return Serving(engine="simulated")
+    if spec.engine == "module":
+        called: dict[str, str | int | float | bool | None] = {
+            "device": hardware.device,
+            "threads": spec.threads or hardware.num_devices,
+            "mode": "inference",
+        }
+        return Serving(engine="module", version=version("torch"), arguments=called)
     arguments: dict[str, str | int | float | bool | None] = {
         "dtype": model.dtype,
         "device": hardware.device,
@@ -189,6 +220,8 @@ def _continued(spec: CampaignSpec, shapes: ShapeTable) -> Continued | None:
 
 def cut_for_time(spec: CampaignSpec, pace: Pace) -> list[str]:
     """What a small budget leaves out, a sentence each: whoever reads the result must know."""
+    if spec.engine == "module":
+        return []
     notes = []
     rows = table_rows(spec.budget_seconds)
     if rows < table_rows(math.inf):
@@ -201,10 +234,13 @@ def cut_for_time(spec: CampaignSpec, pace: Pace) -> list[str]:
     return notes
 
 
-def _notes(traffic: Traffic, continued: Continued | None) -> list[str]:
-    ref = traffic.ref
+def _notes(ref: TrafficRef, continued: Continued | None) -> list[str]:
     notes = [f"requests of the trace that are not used ({reason}): {count}" for reason, count in ref.dropped.items()]
-    if not ref.content_valid:
+    if ref.source_format == "examples" and not ref.content_valid:
+        notes.append(
+            "inputs are drawn like the examples: integers from their range, other values normal with their mean and spread"
+        )
+    elif not ref.content_valid:
         notes.append("the traffic has lengths only, so texts are drawn from the bundled corpus")
     if continued:
         notes.append(

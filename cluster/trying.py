@@ -184,8 +184,9 @@ def refuse_unclaimed(session: Session, candidate: Candidate) -> None:
     """A part that claims no slot of this engine would never run."""
     assert session.slot_table is not None
     for use in candidate.parts:
-        for claim in declaration(use.source).claims:
-            if not session.slot_table.matching(claim):
+        declared = declaration(use.source)
+        for claim in declared.claims:
+            if not session.slot_table.matching(claim, declared.replaces):
                 raise InputError(
                     f"part {use.source.name}: claim", claim, "names no slot of this engine", "see hotpass slots"
                 )

@@ -153,7 +153,7 @@ def _notes(rows: Sequence[RowProfile], unseen: int) -> tuple[str, ...]:
     notes = ["a profiler slows what it watches: believe its shares more than its milliseconds"]
     if any(slot.bound_ms is None for row in rows for slot in row.slots):
         notes.append(
-            "this machine's bandwidth or FLOP rate was not measured, so there is no distance from the roofline"
+            "this machine's rates were not measured, or while others ran, so there is no distance from the roofline"
         )
     if unseen:
         notes.append(f"{unseen} slots lie inside compiled code and cannot be told apart")

@@ -24,6 +24,9 @@ REFERENCE = "reference"
 SERVING_SETTINGS = ("chunk_tokens", "max_batch")
 """Settings of the serving loop: on the fixed shapes of the fast tier they change nothing, so only the slow tier can judge them."""
 
+MODULE_SETTINGS = ("threads", "compile_mode")
+"""Those that mean something to a module, which has neither KV nor a serving loop."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Option:
@@ -136,7 +139,7 @@ def _option(
     """The part as an option, or why it cannot be one."""
     if declared.engine != slots.engine:
         return f"is for the {declared.engine} engine"
-    claimed = [slot for claim in declared.claims for slot in slots.matching(claim)]
+    claimed = [slot for claim in declared.claims for slot in slots.matching(claim, declared.replaces)]
     if not claimed:
         return f"claims no slot of this engine ({', '.join(declared.claims)})"
     others = sorted({slot.stands_for for slot in claimed if declared.replaces not in ("", slot.stands_for)})
@@ -163,7 +166,7 @@ def _option(
         key=f"{source.name}@{source.sha256[:8]}",
         source=source,
         declaration=declared,
-        covers=covered_slots(slots, declared.claims, declared.keeps),
+        covers=covered_slots(slots, declared.claims, declared.keeps, declared.replaces),
         params=params,
         summary=declared.summary.split("\n\n")[0].replace("\n", " "),
     )
@@ -181,6 +184,8 @@ def _values_here(setting: Setting, deployment: Deployment, allowed: Numerics, co
     """The default, and the values that differ from it in effect on this deployment and that the policy admits."""
     hardware, model = deployment.hardware, deployment.model
     if setting.device not in ("any", hardware.device):
+        return (setting.default,)
+    if deployment.serving.engine == "module" and setting.name not in MODULE_SETTINGS:
         return (setting.default,)
 
     def differs(value: Value) -> bool:

@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 from actors.slots import concrete_slot, open_program
-from engines.prepare.model import prepare_model
+from cluster.spec import one_of
 from hotpass.errors import InputError
 from hotpass.records.deployment import ModelRef
 from hotpass.records.slots import Slot, SlotTable
 
 
 def slots(arguments: argparse.Namespace) -> int:
-    table = open_program(_model(arguments.model)).slots()
+    table = open_program(_model(arguments)).slots()
     if arguments.json:
         rows = [
             {
@@ -53,14 +53,26 @@ def init_part(arguments: argparse.Namespace) -> int:
     target = folder / "part.py"
     if target.exists():
         raise InputError("--out", folder, "has a part.py already", "choose another folder")
-    program = open_program(_model(arguments.model))
+    program = open_program(_model(arguments))
     text = program.part_template(concrete_slot(program, arguments.slot))
     folder.mkdir(parents=True, exist_ok=True)
     target.write_text(text, encoding="utf-8")
-    print(f"try it with: hotpass try {folder} --model {arguments.model} --traffic chat", file=sys.stderr)
+    load = "--engine module" if arguments.engine == "module" else "--traffic chat"
+    print(f"try it with: hotpass try {folder} --model {arguments.model} {load}", file=sys.stderr)
     print(target)
     return 0
 
 
-def _model(name: str) -> ModelRef:
-    return prepare_model(name, progress=lambda text: print(f"hotpass · {text}", file=sys.stderr, flush=True))
+def _model(arguments: argparse.Namespace) -> ModelRef:
+    """Prepared as the engine that is asked for serves it. Raises InputError."""
+
+    def say(text: str) -> None:
+        print(f"hotpass · {text}", file=sys.stderr, flush=True)
+
+    if one_of("--engine", arguments.engine, ["decoder", "module"]) == "module":
+        from engines.module.prepare import prepare_module
+
+        return prepare_module(arguments.model, progress=say)
+    from engines.prepare.model import prepare_model
+
+    return prepare_model(arguments.model, progress=say)

@@ -1,6 +1,6 @@
 """The built-in parts, as sources: reading them, finding one by name, and saying whether one applies to a deployment.
 
-Each folder with `part.py`, or `.py` file, under `cpu/`, `cuda/` and `torch/` is one part, named after the folder or file. What is
+Each folder with `part.py`, or `.py` file, under `cpu/`, `cuda/`, `torch/` and `module/` is one part, named after the folder or file. What is
 not here: running a part. Nothing in this module executes a part's text or imports torch; only an engine's child does.
 """
 
@@ -14,7 +14,7 @@ from hotpass.parts import DEVICES, PartDeclaration, declaration, read_part
 from hotpass.records.candidate import PartSource
 from hotpass.records.deployment import Deployment
 
-ROOMS = ("cpu", "torch", "cuda")
+ROOMS = ("cpu", "torch", "cuda", "module")
 """Folders of the catalogue; a part's own `device` argument, not its folder, says where it runs."""
 
 FAMILIES = {"llama": ("LlamaForCausalLM",)}
@@ -49,15 +49,20 @@ def applicable(source: PartSource, deployment: Deployment, *, compiler: bool) ->
     Raises InputError for a `requires` term that nobody knows.
     """
     declared = declaration(source)
-    if declared.engine != "decoder":
+    if declared.engine != served_by(deployment):
         return f"is for the {declared.engine} engine"
     if declared.device not in ("any", deployment.hardware.device):
         return f"needs device {declared.device}, the deployment has {deployment.hardware.device}"
-    if not _stands_in(declared.replaces, deployment.model.architecture):
+    if declared.engine != "module" and not _stands_in(declared.replaces, deployment.model.architecture):
         return f"replaces {declared.replaces}, which {deployment.model.architecture} does not have"
     if declared.native and not compiler:
         return "needs a C++ compiler"
     return lacking(declared.requires, declared, deployment, compiler=compiler)
+
+
+def served_by(deployment: Deployment) -> str:
+    """The kind of engine whose parts fit."""
+    return "module" if deployment.serving.engine == "module" else "decoder"
 
 
 def lacking(terms: Sequence[str], declared: PartDeclaration, deployment: Deployment, *, compiler: bool) -> str | None:
@@ -95,10 +100,20 @@ def _missing(term: str, declared: PartDeclaration, deployment: Deployment, compi
         return None if value in have else f"needs {value} instructions, the processor has {_listed(have)}"
     if term == "compiler":
         return None if compiler else "needs a C++ compiler"
+    if kind == "architecture" and value:
+        architecture = deployment.model.architecture
+        return None if architecture == value else f"is for {value}, the module is a {architecture}"
     if kind == "family" and value in FAMILIES:
         architecture = deployment.model.architecture
         return None if architecture in FAMILIES[value] else f"is for the {value} family, the model is {architecture}"
-    known = ["packed", "packed:Q4_1", "isa:avx2", "compiler", *(f"family:{family}" for family in FAMILIES)]
+    known = [
+        "packed",
+        "packed:Q4_1",
+        "isa:avx2",
+        "compiler",
+        "architecture:Net",
+        *(f"family:{family}" for family in FAMILIES),
+    ]
     raise InputError(f"part {declared.class_name}: requires", term, "is not known", nearest(term, known))
 
 
