@@ -151,7 +151,8 @@ class SearchLoop:
     def _order(self, engine: EnginePort, chosen: Chosen) -> None:
         candidate, tier = chosen.item.candidate, chosen.item.tier
         seen = any(row.attempt.tier is tier for row in self.state.attempts_of(candidate.id))
-        purpose = Purpose.REMEASURE if seen else Purpose.SEARCH
+        audit = tier is Tier.FAST and self.supply.is_audit(candidate)
+        purpose = Purpose.REMEASURE if seen else Purpose.AUDIT if audit else Purpose.SEARCH
         order = self.session.order(engine, self.supply.incumbent, candidate, tier, purpose, before=chosen.before)
         self.running[order.future] = order
         self.expires[order.future] = time.monotonic() + self.lease_seconds(order)
@@ -182,6 +183,9 @@ class SearchLoop:
 
     def _react(self, candidate: Candidate, row: AttemptRow) -> None:
         """What the rules say follows from an attempt."""
+        if row.attempt.purpose is Purpose.AUDIT:
+            self.supply.audited(candidate, row)
+            return
         reaction = reaction_to(self.state, row)
         if reaction.follow is Follow.LOOK_AGAIN:
             self.supply.put(candidate, row.attempt.tier, first=True)

@@ -181,6 +181,11 @@ class CampaignState:
     decisions: Counter[str] = field(default_factory=Counter)
     broken: dict[str, str] = field(default_factory=dict)
     """What is not tried any more (a part, a parameter's or a setting's value) → how its candidates failed."""
+    predictions: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The latest `prediction` by candidate id (`cluster.predicting.Prediction`, as plain values)."""
+    pruned_in_a_row: int = 0
+    audit_beat: str = ""
+    """The first candidate that was to be left out, was measured all the same, and was faster; empty without one."""
     posts: list[PostRow] = field(default_factory=list)
     llm_spend: dict[str, LlmSpend] = field(default_factory=dict)
     """Author → what its LLM calls cost."""
@@ -221,6 +226,15 @@ class CampaignState:
         self.candidates.setdefault(info.candidate_id, info)
         if "turn" in payload:
             self.turns[info.candidate_id] = int(payload["turn"])
+
+    def _on_prediction(self, payload: Mapping[str, Any]) -> None:
+        candidate_id = payload["candidate_id"]
+        self.predictions[candidate_id] = payload
+        is_pruned = payload["decision"] == "prune"
+        self.pruned_in_a_row = self.pruned_in_a_row + 1 if is_pruned else 0
+        turn = self.turns.pop(candidate_id, None) if is_pruned else None
+        if turn is not None:
+            self.shares.give_back(turn)
 
     def _on_assignment(self, payload: Mapping[str, Any]) -> None:
         number = int(payload["assignment"])
@@ -269,6 +283,8 @@ class CampaignState:
         self.attempts.append(row)
         self.by_candidate.setdefault(row.attempt.candidate_id, []).append(row)
         self.tally.add(row)
+        if row.attempt.purpose is Purpose.AUDIT and row.attempt.verdict is Verdict.FASTER and not self.audit_beat:
+            self.audit_beat = row.attempt.candidate_id
         info = self.candidates.get(row.attempt.candidate_id)
         if info is not None and row.attempt.purpose is not Purpose.AA:
             self.shares.settle(self.turns.pop(info.candidate_id, None), arm_of(info.proposer), row.attempt)

@@ -20,11 +20,15 @@ from cluster.asking import Answer, Asker
 from cluster.intake import Intake
 from cluster.pending import Answers
 from cluster.ports import BuilderPort
+from cluster.predicting import Decision as Expected
+from cluster.predicting import Foresight
 from cluster.rules import may_still_lead, serving_is_due
 from cluster.session import Session
+from cluster.state import AttemptRow
+from hotpass.canonical import to_plain
 from hotpass.errors import MachineError
 from hotpass.records.candidate import Candidate, Proposal
-from hotpass.records.measurement import Attempt, Failure, Tier
+from hotpass.records.measurement import Attempt, Failure, Tier, Verdict
 from search.proposers import Proposer as Who
 from search.proposers import lowest_tier
 from search.scheduler import Ready, is_short, pick, reload_of
@@ -57,6 +61,7 @@ class Supply:
         self.session, self.state, self.journal = session, session.state, session.journal
         self.asker, self.builder, self.answers, self.intake = asker, builder, answers, intake
         self._broken_machine = broken_machine
+        self.foresight = Foresight(session.state, session.candidates, session.plan.spec.seed)
         self.waiting: deque[Proposal] = deque(first)
         """Proposals that were made but not measured: of an interrupted session, or of a campaign that is continued."""
         self.offers: dict[str, deque[Candidate]] = {}
@@ -126,7 +131,9 @@ class Supply:
             if item not in staying:
                 self.decide("passed-over", candidate_id=item.candidate.id, reason="another one leads by more now")
         staying.sort(key=lambda item: -self._fast_low(item.candidate))
-        self.ready = deque([*staying, *(self.as_ready(item.candidate) for item in rest)])
+        again = [item for item in rest if self.state.attempts_of(item.candidate.id)]
+        new = self.foresight.ordered([item for item in rest if item not in again], lambda item: item.candidate)
+        self.ready = deque([*staying, *(self.as_ready(item.candidate) for item in (*again, *new))])
 
     def tell(self, candidate: Candidate, attempt: Attempt) -> None:
         """The proposer learns."""
@@ -135,6 +142,17 @@ class Supply:
     def give_up(self, candidate: Candidate) -> None:
         """Its measurement was lost: the proposer expects no answer any more."""
         self._learning(self.asker.give_up(candidate))
+
+    def is_audit(self, candidate: Candidate) -> bool:
+        """It was to be left out, and has not been looked at yet."""
+        expected = self.state.predictions.get(candidate.id, {})
+        return expected.get("decision") == Expected.AUDIT and not self.state.attempts_of(candidate.id)
+
+    def audited(self, candidate: Candidate, row: AttemptRow) -> None:
+        """The search expects no answer of what it would have left out, unless that was wrong: then it is measured as any other."""
+        self.give_up(candidate)
+        if row.attempt.verdict is Verdict.FASTER:
+            self.put(candidate, row.attempt.tier, first=True)
 
     def _fast_low(self, candidate: Candidate) -> float:
         fast = self.state.fast_speedup(candidate.id)
@@ -189,6 +207,15 @@ class Supply:
         self._build(answer.proposal.candidate)
 
     def _build(self, candidate: Candidate) -> None:
+        """Unless nothing can come of it; what is expected of it is in the log either way."""
+        expected = self.foresight.consider(candidate)
+        self.journal.write("prediction", to_plain(expected))
+        if expected.decision is Expected.PRUNE:
+            self.give_up(candidate)
+        else:
+            self._submit(candidate)
+
+    def _submit(self, candidate: Candidate) -> None:
         self.num_building += 1
         self.session.view.activity("builder", candidate.label if candidate.parts else "")
         self.answers.expect(self.builder.submit(candidate), lambda future: self._built(future, candidate))
@@ -200,7 +227,7 @@ class Supply:
             failure = future.result()
         except MachineError as error:
             self._broken_machine("builder", error)
-            self._build(candidate)
+            self._submit(candidate)
             return
         if failure is None:
             self.put(candidate)

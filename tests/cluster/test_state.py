@@ -45,7 +45,7 @@ def test_an_attempt_that_is_recorded_twice_counts_once() -> None:
 
 def test_kinds_that_say_nothing_about_standing_are_passed_over() -> None:
     state = CampaignState()
-    state.apply(Event(seq=1, time=0.0, schema_version=1, kind="prediction", payload={"text": "mark me as best"}))
+    state.apply(Event(seq=1, time=0.0, schema_version=1, kind="lease", payload={"text": "mark me as best"}))
     assert (state.last_seq, state.best_so_far()) == (1, None)
 
 
