@@ -23,7 +23,12 @@ from hotpass.records.measurement import Failure, FailureKind
 DETAIL_CHARS = 4000
 """Of a build's output that are kept: the last ones."""
 
-_LAUNCH = 'ulimit -c 0; ulimit -f "$1"; ulimit -v "$2"; ulimit -t "$3"; shift 3; exec nice -n 10 "$@"'
+_LAUNCH = """exec 3<&0 </dev/null
+{ read -r _; kill -9 -$$; } <&3 >/dev/null 2>&1 &
+exec 3<&-
+ulimit -c 0; ulimit -f "$1"; ulimit -v "$2"; ulimit -t "$3"; shift 3; exec nice -n 10 "$@"
+"""
+"""The shell's own input is a pipe that nobody writes to: when the caller ends, however it ends, the whole group is killed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +70,7 @@ def run_limited(
             [*launch, str(cpu_seconds), *command],
             cwd=folder,
             env=dict(environment),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -79,6 +84,8 @@ def run_limited(
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
         log.seek(max(0, log.seek(0, os.SEEK_END) - 4 * DETAIL_CHARS))
         output = log.read().decode(errors="replace")[-DETAIL_CHARS:]
     return Finished(returncode=process.returncode, output=output, timed_out=timed_out, seconds=time.monotonic() - start)

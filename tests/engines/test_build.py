@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import select
 import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -161,6 +164,36 @@ def test_a_compiler_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> 
     for pid in pids.read_text().split():
         assert not running(int(pid))
     assert [item.suffix for item in (tmp_path / "native").iterdir()] == [".lock"]
+
+
+KILLED_BUILDER = """
+import sys
+from tests.engines.test_build import Compiler, Path, built, native_part
+compiler = Compiler(path=sys.argv[2], version="fake 1", openmp=False, isa="none")
+built(native_part(), Path(sys.argv[1]), compiler, base=1, twice=False)
+"""
+
+
+@needs_compiler
+def test_a_builder_that_is_killed_blocks_nobody_and_takes_its_compiler_along(tmp_path: Path) -> None:
+    """SIGKILL in the middle of a compilation: no lock, no folder, no compiler beside the next window."""
+    pids = tmp_path / "pids"
+    os.mkfifo(pids)
+    hanging = fake_compiler(tmp_path, f"tail -f /dev/null & echo $! $$ > {pids}; wait")
+    builder = subprocess.Popen([sys.executable, "-c", KILLED_BUILDER, str(tmp_path), hanging.path], cwd=ROOT)
+    compiling = pids.read_text().split()  # opens when the compiler writes
+    builder.kill()
+    builder.wait()
+    for pid in compiling:
+        with contextlib.suppress(ProcessLookupError):  # ended already
+            descriptor = os.pidfd_open(int(pid))
+            assert select.select([descriptor], [], [], 30.0)[0], "the compiler outlived its builder"
+            os.close(descriptor)
+    real = find_compiler()
+    assert real is not None
+    same_place = replace(real, version=hanging.version, isa=hanging.isa)
+    made = built(native_part(), tmp_path, same_place, base=1, twice=False)
+    assert ctypes.CDLL(str(made["lib"])).answer() == 1
 
 
 def running(pid: int) -> bool:
