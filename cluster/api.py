@@ -23,7 +23,7 @@ from cluster.live import make_view
 from cluster.plan import Plan, read_plan
 from cluster.resolve import resolve
 from cluster.spec import make_spec
-from cluster.state import CampaignState
+from cluster.state import AttemptRow, CampaignState
 from cluster.trying import Tried, find_candidate, make_wanted, try_candidate
 from hotpass.records.candidate import Candidate
 from hotpass.records.measurement import Estimate, Purpose
@@ -37,7 +37,7 @@ __all__ = ["Best", "Campaign", "Tried", "compile", "open_campaign", "try_part"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Best:
-    """The candidate that leads. Only with purpose `cold` is it a claim; before that it is where the search stands."""
+    """A candidate with its evidence: the best (purpose `cold`, every gate passed), or where a search stands (`Campaign.leading`)."""
 
     candidate_id: str
     label: str
@@ -81,9 +81,17 @@ class Campaign:
 
     @property
     def best(self) -> Best | None:
-        """None while nothing is faster than as loaded."""
+        """The winner: measured cold, with an explicit pass of every gate. None before that, and when nothing was proven faster."""
         state = self.state
-        row = state.best_so_far()
+        return self._shown(state, state.best())
+
+    @property
+    def leading(self) -> Best | None:
+        """Where the search stands: no claim unless it is the best. None while nothing is faster than as loaded."""
+        state = self.state
+        return self._shown(state, state.best_so_far())
+
+    def _shown(self, state: CampaignState, row: AttemptRow | None) -> Best | None:
         if row is None or row.speedup_vs_loaded is None:
             return None
         info = state.candidates[row.attempt.candidate_id]
@@ -147,7 +155,7 @@ class Campaign:
         self._thread.start()
 
     def __repr__(self) -> str:
-        best = self.best
+        best = self.leading
         leading = f"best {best.speedup_vs_loaded.value:.2f} × {best.label}" if best else "nothing faster yet"
         return f"<Campaign {self.folder}: {self.status}, {len(self.state.search_attempts())} attempts, {leading}>"
 

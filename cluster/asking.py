@@ -31,6 +31,8 @@ class Answer:
     broken: Mapping[str, str]
     exhausted: str
     random_state: str
+    space: str
+    """Version of the space: another one when a new part has joined it."""
 
 
 class Asker:
@@ -90,5 +92,6 @@ class Asker:
             broken=dict(proposer.broken),
             exhausted=proposer.exhausted,
             random_state=proposer.random_state,
+            space=proposer.space_version,
         )
         return self.last

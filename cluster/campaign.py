@@ -33,13 +33,13 @@ from cluster.loop import SearchLoop
 from cluster.machines import Machines, MachinesOpener, open_machines
 from cluster.plan import FILE, Plan, write_plan
 from cluster.ports import Proposer, Silent, View
-from cluster.proposers import proposer_of
+from cluster.proposers import proposer_of, unfinished
 from cluster.runs import facts_of
 from cluster.session import Hush, Session
 from cluster.state import CampaignState, fold
 from cluster.store import CandidateWriter
 from hotpass.errors import HotpassError
-from hotpass.records.candidate import AS_LOADED, Numerics, PartSource, Proposal
+from hotpass.records.candidate import Numerics, PartSource
 from hotpass.records.measurement import Failure
 from search.agents.secret import Secret
 from search.catalogue import load_catalogue
@@ -187,7 +187,7 @@ def _run(session: Session, machines: Machines, running: Running) -> dict[str, An
                 proposer,
                 machines.builder,
                 build_ahead=machines.build_ahead,
-                first=unfinished(session),
+                first=unfinished(session.plan, session.state, session.candidates),
                 halt=running.halt,
                 intake=Intake(Inbox(running.folder), session.journal, session.keep),
                 expecting=expecting,
@@ -213,27 +213,10 @@ def make_proposer(session: Session, machines: Machines, catalogue: Callable[[str
         catalogue(plan.deployment.hardware.device),
         machines.compiler,
     )
-    proposer.seen(proposal.candidate for proposal in unfinished(session).values())
+    proposer.seen(
+        proposal.candidate for proposal in unfinished(session.plan, session.state, session.candidates).values()
+    )
     return proposer
-
-
-def unfinished(session: Session) -> dict[str, Proposal]:
-    """What is measured first: the winner of the campaign that this one continues, then proposals without an attempt."""
-    state, found = session.state, dict[str, Proposal]()
-    tried = {row.attempt.candidate_id for row in state.attempts}
-    continued = session.plan.continued
-    if continued and continued.candidate.id not in tried | {AS_LOADED.id}:
-        hypothesis = f"won on {continued.traffic}"
-        found[continued.candidate.id] = Proposal(
-            candidate=continued.candidate, proposer="continued", hypothesis=hypothesis
-        )
-    for candidate_id, info in state.candidates.items():
-        candidate = session.candidates.get(candidate_id)
-        if candidate is not None and candidate_id not in tried:
-            found[candidate_id] = Proposal(
-                candidate=candidate, proposer=info.proposer, parents=info.parents, hypothesis=info.hypothesis
-            )
-    return found
 
 
 def write_outputs(folder: Path, plan: Plan, state: CampaignState, result: Mapping[str, Any]) -> None:
@@ -242,7 +225,7 @@ def write_outputs(folder: Path, plan: Plan, state: CampaignState, result: Mappin
     from cluster.report import write_report
 
     (folder / RESULT_FILE).write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    if state.winner is not None:
+    if state.best() is not None:
         write_release(folder, plan, state)
     write_report(folder)
 

@@ -94,6 +94,10 @@ class Controlled:
         return self.main.broken
 
     @property
+    def space_version(self) -> str:
+        return self.main.space_version
+
+    @property
     def random_state(self) -> str:
         return f"{self.main.random_state} {self.control.random_state}"
 

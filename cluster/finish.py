@@ -185,7 +185,7 @@ def result_line(session: Session) -> dict[str, Any]:
         "deployment": plan.deployment.id,
         "attempts": len(state.search_attempts()),
         "attempts_per_hour": round(state.attempts_per_hour(), 1),
-        "best": _best(session) if winner else None,
+        "best": _best(session) if state.best() else None,
         "gates": dict(winner["gates"]) if winner else dict(state.no_winner.get("gates", {})),
         "verdict": "faster" if winner else _verdict_without_winner(state),
     }
@@ -197,7 +197,7 @@ def result_line(session: Session) -> dict[str, Any]:
 def _best(session: Session) -> dict[str, Any]:
     state = session.state
     assert state.winner is not None
-    row = state.best_so_far()
+    row = state.best()
     assert row is not None
     cold, claims = row.attempt, state.winner["claims"]
     candidate = session.candidates[cold.candidate_id]

@@ -69,6 +69,8 @@ class SearchLoop:
         self.lease_seconds = lease_seconds
         self.halt = halt or threading.Event()
         self.answers = Answers()
+        spec = session.plan.spec
+        self.state.shares.control_share = spec.control_share if spec.control != "none" else 0.0
         self.asker = Asker(proposer, ahead=build_ahead)
         self.supply = Supply(
             session,
@@ -97,6 +99,7 @@ class SearchLoop:
         return reason
 
     def _search(self) -> str:
+        self.supply.begin()
         self._take_up()
         while True:
             if self.halt.is_set():

@@ -99,6 +99,11 @@ class Proposer(Protocol):
         """What later draws follow from, given the same answers."""
         ...
 
+    @property
+    def space_version(self) -> str:
+        """Hash of everything that may be chosen now."""
+        ...
+
     def drain_borrowed(self) -> Sequence[str]:
         """Candidates that the control wanted since the last call, and whose attempts it was told: others had had them measured."""
         ...

@@ -12,7 +12,7 @@ from cluster.plan import Plan
 from cluster.ports import Proposer
 from cluster.proposing import StudyProposer
 from cluster.state import SEARCHING, CampaignState
-from hotpass.records.candidate import Candidate, Numerics, PartSource
+from hotpass.records.candidate import AS_LOADED, Candidate, Numerics, PartSource, Proposal
 from hotpass.records.slots import SlotTable
 from search.objectives import parse_objectives
 from search.scheduler import CONTROL, arm_of
@@ -53,3 +53,22 @@ def proposer_of(
             proposer.tell(candidates[row.attempt.candidate_id], row.attempt)
     proposer.drain_borrowed()
     return proposer
+
+
+def unfinished(plan: Plan, state: CampaignState, candidates: Mapping[str, Candidate]) -> dict[str, Proposal]:
+    """What is measured first: the winner of the campaign that this one continues, then proposals without an attempt."""
+    found: dict[str, Proposal] = {}
+    tried = set(state.by_candidate)
+    continued = plan.continued
+    if continued and continued.candidate.id not in tried | {AS_LOADED.id}:
+        hypothesis = f"won on {continued.traffic}"
+        found[continued.candidate.id] = Proposal(
+            candidate=continued.candidate, proposer="continued", hypothesis=hypothesis
+        )
+    for candidate_id, info in state.candidates.items():
+        candidate = candidates.get(candidate_id)
+        if candidate is not None and candidate_id not in tried:
+            found[candidate_id] = Proposal(
+                candidate=candidate, proposer=info.proposer, parents=info.parents, hypothesis=info.hypothesis
+            )
+    return found

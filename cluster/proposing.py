@@ -151,6 +151,10 @@ class StudyProposer:
         return f"{self.study.seed}:{self.study.num_known}"
 
     @property
+    def space_version(self) -> str:
+        return self.space.version
+
+    @property
     def left_out(self) -> dict[str, str]:
         """Part or setting → why it is not in the space."""
         return dict(self.space.left_out)

@@ -21,6 +21,7 @@ from hotpass.records.measurement import Attempt, Estimate, Purpose, Tier, Verdic
 from search.agents.spend import LlmCall, LlmSpend
 from search.board import Post
 from search.scheduler import Shares, arm_of
+from verification.gates import passed
 
 SEARCHING = (Purpose.SEARCH, Purpose.REMEASURE)
 """Purposes of the search itself: a first look, and the second one after a disturbed first."""
@@ -391,12 +392,24 @@ class CampaignState:
     def attempts_of(self, candidate_id: str) -> list[AttemptRow]:
         return self.by_candidate.get(candidate_id, [])
 
+    def best(self) -> AttemptRow | None:
+        """The one best there is, everywhere: the winner's cold attempt, with an explicit pass of every gate and a finite speedup.
+
+        Command line, API, MLflow and release all ask here. None before that; `best_so_far` says where a search stands.
+        """
+        if self.winner is None or not passed(self.winner["gates"]) or set(self.winner["gates"].values()) != {"pass"}:
+            return None
+        row = next((row for row in self.attempts if row.seq == self.winner["attempt_seq"]), None)
+        if row is None or row.attempt.verdict is not Verdict.FASTER or row.attempt.purpose is not Purpose.COLD:
+            return None
+        loaded = row.speedup_vs_loaded
+        return row if loaded is not None and math.isfinite(loaded.value) else None
+
     def best_so_far(self) -> AttemptRow | None:
-        """The attempt of the candidate that leads: the winner's cold one, else the incumbent's, else the fastest found."""
-        if self.winner is not None:
-            cold = [r for r in self.attempts_of(self.winner["candidate_id"]) if r.attempt.purpose is Purpose.COLD]
-            if cold:
-                return cold[-1]
+        """The attempt of the candidate that leads: the best once there is one, else the fastest found. No claim before that."""
+        best = self.best()
+        if best is not None:
+            return best
         return self.tally.fastest
 
     def rejected(self) -> Counter[str]:

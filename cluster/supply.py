@@ -70,6 +70,11 @@ class Supply:
         self.num_asking = self.num_building = self.num_telling = 0
         self._no_serving_for = ""
         """The incumbent for which no setting of the serving loop is left."""
+        self._space = ""
+
+    def begin(self) -> None:
+        """The space that the search begins in is on record before anything is drawn from it."""
+        self._note_space(self.asker.last)
 
     @property
     def incumbent(self) -> Candidate:
@@ -250,4 +255,11 @@ class Supply:
                 self.decide("broken", what=what, reason=reason)
         for candidate_id in answer.borrowed:
             self.decide("borrowed", candidate_id=candidate_id)
+        self._note_space(answer)
         return answer
+
+    def _note_space(self, answer: Answer) -> None:
+        """A part that joined opens another version of the space, and of the study over it."""
+        if answer.space != self._space:
+            self.decide("space", version=answer.space, previous=self._space)
+            self._space = answer.space
