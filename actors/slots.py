@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hotpass.records.deployment import ModelRef
 from hotpass.records.shapes import Phase, ShapeRow
+from hotpass.records.slots import SlotTable
 
 if TYPE_CHECKING:
     from engines.decoder.program import DecoderProgram
@@ -59,6 +60,14 @@ def _open_module(model: ModelRef) -> ModuleProgram:
     program = ModuleProgram()
     program.load(model, open_weights(model), [tuple(range(model.num_layers))], "cpu", 1, plan)
     return program
+
+
+def vllm_slots(model: ModelRef) -> SlotTable:
+    """Slots of vLLM's own tree: starts a vLLM, asks it, ends it (half a minute). Raises InputError where it is not installed."""
+    from engines.threading_env import usable_cores
+    from engines.vllm_engine import slot_table
+
+    return slot_table(model, usable_cores())
 
 
 def concrete_slot(program: DecoderProgram | ModuleProgram, named: str) -> str:

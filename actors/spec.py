@@ -21,6 +21,7 @@ from hotpass.traffic import Traffic
 
 if TYPE_CHECKING:
     from engines.build import CandidateBuilder
+    from engines.vllm_engine import VllmBuilder
 
 NARROWEST_BITS = 4.5
 """Of a weight in any candidate that the catalogue can make (4-bit blocks with a scale and a minimum): how deep cuts must be."""
@@ -62,13 +63,21 @@ def make_engine(spec: EngineSpec, deployment: Deployment) -> Engine:
         return _decoder(spec, deployment)
     if spec.kind == "module":
         return _module(spec, deployment)
-    raise InputError("engine", spec.kind, "is not known", "known: decoder, module, fake")
+    if spec.kind == "vllm":
+        return _vllm(spec, deployment)
+    raise InputError("engine", spec.kind, "is not known", "known: decoder, module, vllm, fake")
 
 
-def make_builder(spec: EngineSpec, deployment: Deployment) -> CandidateBuilder:
+def make_builder(spec: EngineSpec, deployment: Deployment) -> CandidateBuilder | VllmBuilder:
     """What builds for an engine with processes: the same inside the engine and ahead of it, so that both find the same files."""
     from engines.build import CandidateBuilder
 
+    if spec.kind == "vllm":
+        from engines.vllm_engine import VllmBuilder
+
+        return VllmBuilder(
+            deployment.model, cache_dir=spec.cache_dir, threads=spec.threads or deployment.hardware.num_devices
+        )
     return CandidateBuilder(
         deployment.model,
         cuts_of(spec, deployment),
@@ -81,7 +90,7 @@ def cuts_of(spec: EngineSpec, deployment: Deployment) -> tuple[tuple[int, ...], 
     """Layers of each depth that an engine of this spec measures, the whole model last."""
     from engines.cuts import choose_cuts
 
-    if spec.kind == "module":
+    if spec.kind in ("module", "vllm"):
         return (tuple(range(deployment.model.num_layers)),)
     return choose_cuts(deployment.model, deployment.hardware.last_level_cache_bytes, spec.narrowest_bits)
 
@@ -120,6 +129,23 @@ def _decoder(spec: EngineSpec, deployment: Deployment) -> Engine:
         builder=make_builder(spec, deployment),
         requests=requests,
         narrowest_bits=spec.narrowest_bits,
+    )
+
+
+def _vllm(spec: EngineSpec, deployment: Deployment) -> Engine:
+    from engines.prepare.store import load_tokenizer
+    from engines.vllm_engine import VllmEngine
+
+    requests = None
+    if spec.traffic is not None:
+        requests = replay_maker(spec.traffic, load_tokenizer(deployment.model).encode)
+    return VllmEngine(
+        spec.name,
+        device=spec.device,
+        threads=spec.threads or None,
+        seed=spec.seed,
+        builder=make_builder(spec, deployment),
+        requests=requests,
     )
 
 

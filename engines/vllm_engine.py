@@ -8,13 +8,15 @@ Needs a venv with vLLM (`scripts/install-vllm.sh`); one rank; the whole model on
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 
 from engines.build import BuiltCandidate, build_candidate
-from engines.decoder_engine import DecoderEngine
+from engines.decoder_engine import DECODER, DecoderEngine, default_limits
+from engines.judge.inputs import RandomTokens
 from engines.judge.install import Builder, PartFiles
 from engines.prepare.store import open_weights
-from engines.stable import Recipe, Stable
+from engines.stable import BIRTH_SECONDS, Recipe, Stable, machine_fault
 from engines.vllm.environment import find_python, versions
 from engines.vllm.stable import VllmStable, llm_arguments
 from engines.vllm.weights import vllm_module_names
@@ -22,7 +24,12 @@ from hotpass.errors import InputError
 from hotpass.records.candidate import Candidate
 from hotpass.records.deployment import Deployment, ModelRef
 from hotpass.records.measurement import BaselineMeasurement, Environment, Tier
-from hotpass.records.shapes import ShapeRow
+from hotpass.records.shapes import Phase, ShapeRow
+from hotpass.records.slots import SlotTable
+
+_ONE_STEP = ShapeRow(
+    phase=Phase.DECODE, num_seqs=1, query_tokens=1, context_mean=16, context_max=16, steps_share=1.0, tokens_share=1.0
+)
 
 
 class VllmEngine(DecoderEngine):
@@ -72,6 +79,36 @@ class VllmEngine(DecoderEngine):
     def _environment_record(self, threads: int) -> Environment:
         record = super()._environment_record(threads)
         return dataclasses.replace(record, versions={**record.versions, **versions(self._python)})
+
+
+def slot_table(model: ModelRef, threads: int) -> SlotTable:
+    """Slots of a model in vLLM's tree, from a vLLM that is started for it. Raises InputError, MachineError."""
+    recipe = Recipe(
+        program=DECODER,
+        preload=(),
+        preload_optional=(),
+        search_path=(),
+        model=model,
+        device="cpu",
+        threads=threads,
+        cuts=(tuple(range(model.num_layers)),),
+        rows=(_ONE_STEP,),
+        serving_slots=1,
+        serving_context=64,
+        widths=(),
+        limits=default_limits("cpu"),
+        sources=lambda seed, held_out: RandomTokens(model.vocab_size, seed),
+        seed=0,
+        pool_sets=1,
+        window_seconds=0.0,
+        aa_seconds=0.0,
+    )
+    stable = VllmStable(recipe, find_python(), llm_arguments(recipe, 64))
+    try:
+        with machine_fault("vLLM"), stable.started() as child:
+            return child.call_record("slots", None, SlotTable, deadline=time.monotonic() + BIRTH_SECONDS)
+    finally:
+        stable.close()
 
 
 class VllmBuilder:

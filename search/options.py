@@ -187,6 +187,8 @@ def _values_here(setting: Setting, deployment: Deployment, allowed: Numerics, co
         return (setting.default,)
     if deployment.serving.engine == "module" and setting.name not in MODULE_SETTINGS:
         return (setting.default,)
+    if deployment.serving.engine == "vllm":  # takes its arguments at load only
+        return (setting.default,)
 
     def differs(value: Value) -> bool:
         if value == setting.default:

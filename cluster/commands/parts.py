@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from actors.slots import concrete_slot, open_program
+from actors.slots import concrete_slot, open_program, vllm_slots
 from cluster.spec import one_of
 from hotpass.errors import InputError
 from hotpass.records.deployment import ModelRef
@@ -16,7 +16,8 @@ from hotpass.records.slots import Slot, SlotTable
 
 
 def slots(arguments: argparse.Namespace) -> int:
-    table = open_program(_model(arguments)).slots()
+    model = _model(arguments)
+    table = vllm_slots(model) if arguments.engine == "vllm" else open_program(model).slots()
     if arguments.json:
         rows = [
             {
@@ -53,6 +54,8 @@ def init_part(arguments: argparse.Namespace) -> int:
     target = folder / "part.py"
     if target.exists():
         raise InputError("--out", folder, "has a part.py already", "choose another folder")
+    if arguments.engine == "vllm":
+        raise InputError("--engine", "vllm", "has no templates yet", "start from the part in docs/vllm.md")
     program = open_program(_model(arguments))
     text = program.part_template(concrete_slot(program, arguments.slot))
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +72,7 @@ def _model(arguments: argparse.Namespace) -> ModelRef:
     def say(text: str) -> None:
         print(f"hotpass · {text}", file=sys.stderr, flush=True)
 
-    if one_of("--engine", arguments.engine, ["decoder", "module"]) == "module":
+    if one_of("--engine", arguments.engine, ["decoder", "module", "vllm"]) == "module":
         from engines.module.prepare import prepare_module
 
         return prepare_module(arguments.model, progress=say)

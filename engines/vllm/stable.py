@@ -83,6 +83,13 @@ class VllmStable(Stable):
             raise
         self._spare = child
 
+    def started(self) -> Child:
+        """One vLLM without contexts and references, for whoever only looks at its tree. Raises CandidateFailed."""
+        self.keeper.begin_load(self.recipe.model)
+        self._vllm.prepare(IMPORTS)
+        self.weights = self.keeper.finish_load()
+        return self.fresh_child(widest_plan(self.recipe))
+
     def _prepare_zygote(self) -> None:
         super()._prepare_zygote()
         self._vllm.prepare(IMPORTS)

@@ -62,7 +62,8 @@ def applicable(source: PartSource, deployment: Deployment, *, compiler: bool) ->
 
 def served_by(deployment: Deployment) -> str:
     """The kind of engine whose parts fit."""
-    return "module" if deployment.serving.engine == "module" else "decoder"
+    serving = deployment.serving.engine
+    return serving if serving in ("module", "vllm") else "decoder"
 
 
 def lacking(terms: Sequence[str], declared: PartDeclaration, deployment: Deployment, *, compiler: bool) -> str | None:
