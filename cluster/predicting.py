@@ -20,7 +20,7 @@ import numpy as np
 
 from cluster.state import SEARCHING, AttemptRow, CampaignState
 from costmodel.effects import Effect, Effects, Pair, fit_effects
-from costmodel.records import Z90, Interval
+from costmodel.interval import Z90, Interval
 from hotpass.records.candidate import AS_LOADED, Candidate
 from hotpass.records.measurement import Estimate, Purpose, Tier
 from search.proposers import Proposer as Who
@@ -123,7 +123,7 @@ class Foresight:
     def effects(self) -> Effects:
         if self._known != len(self.state.attempts):
             self._known = len(self.state.attempts)
-            self._effects = fit_effects(pairs_of(self.state.attempts, {AS_LOADED.id: AS_LOADED, **self.candidates}))
+            self._effects = effects_of(self.state, self.candidates)
         return self._effects
 
     def consider(self, candidate: Candidate) -> Prediction:
@@ -220,9 +220,13 @@ class Attribution:
     """Measured speedup over that product: parts that help (above 1) or hinder each other; None unless it was timed."""
 
 
-def attribution_of(state: CampaignState, candidates: Mapping[str, Candidate], candidate: Candidate) -> Attribution:
-    """Which part bought how much, of one candidate, by all that the campaign measured on the fast tier."""
-    effects = fit_effects(pairs_of(state.attempts, {AS_LOADED.id: AS_LOADED, **candidates}))
+def effects_of(state: CampaignState, candidates: Mapping[str, Candidate]) -> Effects:
+    """What the campaign learned from all that it measured on the fast tier."""
+    return fit_effects(pairs_of(state.attempts, {AS_LOADED.id: AS_LOADED, **candidates}))
+
+
+def attribution_of(state: CampaignState, effects: Effects, candidate: Candidate) -> Attribution:
+    """Which part bought how much, of one candidate."""
     things, fast = things_of(candidate), state.fast_speedup(candidate.id)
     predicted = effects.predict(things)
     return Attribution(

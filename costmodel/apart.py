@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.grid import Grid, cost_of
+from costmodel.interval import Interval
 from costmodel.operators import Provenance
-from costmodel.records import Asked, Interval, Objective, Plan
+from costmodel.records import Asked, Objective, Plan
 from costmodel.serving import Split, disaggregated
 
 Floats = NDArray[np.float64]

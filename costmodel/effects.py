@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.records import Z90, Interval
+from costmodel.interval import Z90, Interval
 
 Floats = NDArray[np.float64]
 
@@ -87,9 +87,7 @@ class Effects:
     def predict(self, things: Iterable[str], against: Iterable[str] = ()) -> Interval:
         """Speedup over `against` (without: over nothing), with its 90 % interval."""
         mean, deviation = self.log_speedup(frozenset(things), frozenset(against))
-        width = math.exp(Z90 * deviation)
-        value = math.exp(mean)
-        return Interval(value=value, low=value / width, high=value * width)
+        return Interval.around(math.exp(mean), deviation)
 
     def log_speedup(self, things: frozenset[str], against: frozenset[str]) -> tuple[float, float]:
         """Mean and standard deviation of the log of the speedup; things that were never in a pair have their prior's width."""

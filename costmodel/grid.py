@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from costmodel.calibration import Corrections, corrected
 from costmodel.graph import ModelGraph
+from costmodel.interval import Interval
 from costmodel.machine import Machine
 from costmodel.operators import Layout, Provenance, Roofline
 from costmodel.plans import Memory, enumerate_layouts, memory_of
-from costmodel.records import SERVING_SPREAD, Asked, Interval, Objective, Plan
+from costmodel.records import SERVING_SPREAD, Asked, Objective, Plan
 from costmodel.serving import Load, Steady, steady_state
 
 Floats = NDArray[np.float64]

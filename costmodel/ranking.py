@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from costmodel.apart import split_plans
 from costmodel.graph import ModelGraph
 from costmodel.grid import Grid
+from costmodel.interval import Z90
 from costmodel.machine import Machine
 from costmodel.operators import BACKENDS, Layout, Provenance, source_for
 from costmodel.plans import with_formats
 from costmodel.playing import simulated_plans
-from costmodel.records import Z90, Asked, Objective, OperatorRow, Plan, PlanResult
+from costmodel.records import Asked, Objective, OperatorRow, Plan, PlanResult
 from costmodel.serving import Load, passes
 from hotpass.errors import InputError, nearest
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from costmodel.interval import Interval
 from costmodel.serving import Load
 from costmodel.simulate import Job
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 SERVING_SPREAD = {"tpot": 0.35, "ttft": 1.0}
 """Standard deviation of log time beyond the operators': host work, schedulers, load imbalance; queueing for the first token. From the
 errors on the published rows (docs/cost-model.md), so that an interval that nobody calibrated is wide enough."""
-Z90 = 1.645
-"""Standard deviations to either side that hold 90 % of a normal distribution."""
 
 
 class Objective(StrEnum):
@@ -33,21 +31,6 @@ class Objective(StrEnum):
     """Time of a whole answer."""
     GOODPUT = "goodput"
     """Requests a second that hold the SLO, simulated, of each accelerator."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Interval:
-    """A prediction with its 90 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @staticmethod
-    def around(value: float, spread: float) -> Interval:
-        """`spread`: standard deviation of the logarithm."""
-        width = math.exp(Z90 * spread)
-        return Interval(value=value, low=value / width, high=value * width)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from costmodel.additive import Factors, Prior, fit_factors
 from costmodel.graph import ModelGraph
+from costmodel.interval import Interval
 from costmodel.operators import Kind, Layout, OperatorSource, step
-from costmodel.records import Interval
 from hotpass.errors import InputError
 
 Floats = NDArray[np.float64]

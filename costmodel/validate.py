@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
+from costmodel.interval import Z90
 from costmodel.measured import predict_rows
-from costmodel.records import SERVING_SPREAD, Z90
+from costmodel.records import SERVING_SPREAD
 
 GROUP = ["model_path", "system", "isl", "osl", "mode"]
 """Rows that compete with each other."""

@@ -14,8 +14,10 @@ from cluster.folder import all_candidates
 from cluster.journal import FOLDER, read_state
 from cluster.live import span, status_line
 from cluster.plan import read_plan
+from cluster.predicting import attribution_of, effects_of, shown
 from cluster.state import CampaignState
 from cluster.trying import find_candidate
+from costmodel.effects import Effects
 from hotpass.decode import json_safe
 from hotpass.records.candidate import Candidate
 from hotpass.records.measurement import Purpose
@@ -66,10 +68,13 @@ def candidates(arguments: argparse.Namespace) -> int:
         left, right = (find_candidate(folder, name) for name in arguments.diff)
         sys.stdout.writelines(line + "\n" for line in diff_candidates(left, right))
         return 0
-    rows = [candidate_row(state, candidate) for candidate in all_candidates(folder).values()]
+    known = all_candidates(folder)
+    rows = [candidate_row(state, candidate) for candidate in known.values()]
     rows.sort(key=lambda row: (not row["winner"], -float(str(row["value"] or 0))))
+    learned = effects_of(state, known)
+    apart = {key: attributed(state, learned, candidate) for key, candidate in known.items()}
     if arguments.json:
-        print(json.dumps(json_safe(rows)))
+        print(json.dumps(json_safe([{**row, "effects": apart[str(row["id"])]} for row in rows])))
         return 0
     print(f"{plan.campaign} (* the winner; best evidence of each: cold, else the latest)")
     print(f"  {'id':<10}  {'over as loaded':<36} {'verdict':<13} {'numerics':<13} candidate")
@@ -78,7 +83,29 @@ def candidates(arguments: argparse.Namespace) -> int:
         print(
             f"{mark} {str(row['id'])[:10]}  {row['speedup']!s:<36} {row['verdict']!s:<13} {row['numerics']!s:<13} {row['label']}"
         )
+    leader = state.best_so_far()
+    effects = apart.get(leader.attempt.candidate_id, []) if leader else []
+    if effects:
+        print("\nwhat bought how much of the best (fast tier, effects that add in log time, 90 % intervals):")
+        for effect in effects:
+            span_ = f"{effect['value']:.3f} [{effect['low']:.3f} {effect['high']:.3f}]"
+            print(f"  {span_:<24} {effect['pairs']:>3} pairs  {effect['thing']}")
     return 0
+
+
+def attributed(state: CampaignState, learned: Effects, candidate: Candidate) -> list[dict[str, str | float]]:
+    """Factors on speed of a candidate's parts, parameters and settings, the largest first."""
+    found = attribution_of(state, learned, candidate)
+    return [
+        {
+            "thing": shown(effect.thing),
+            "value": effect.speedup.value,
+            "low": effect.speedup.low,
+            "high": effect.speedup.high,
+            "pairs": effect.pairs,
+        }
+        for effect in found.effects
+    ]
 
 
 def candidate_row(state: CampaignState, candidate: Candidate) -> dict[str, object]:

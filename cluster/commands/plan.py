@@ -14,7 +14,8 @@ from hotpass.decode import json_safe
 from hotpass.errors import InputError, nearest
 
 if TYPE_CHECKING:
-    from costmodel.records import Interval, OperatorRow, Plan, PlanResult
+    from costmodel.interval import Interval
+    from costmodel.records import OperatorRow, Plan, PlanResult
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -17,9 +17,10 @@ from cluster.events import Event, read_events
 from cluster.folder import all_candidates
 from cluster.journal import FOLDER
 from cluster.plan import Plan, read_plan
+from cluster.predicting import Attribution, Trust, attribution_of, effects_of, trust_of
 from cluster.release import REFERENCES, reference_name
 from cluster.state import SEARCHING, AttemptRow, CampaignState, fold
-from hotpass.records.candidate import Candidate
+from hotpass.records.candidate import AS_LOADED, Candidate
 from hotpass.records.measurement import Estimate, Purpose, Tier, Verdict
 from hotpass.records.shapes import ShapeRow
 from hotpass.stats import kendall_tau
@@ -73,6 +74,10 @@ class ReportData:
     rows: tuple[RowTimes, ...]
     """Of the shown attempt's measurement."""
     gains: tuple[PartGain, ...]
+    taken_apart: Attribution | None
+    """The shown candidate by what each of its parts bought; None without one, or without a part."""
+    trust: Trust
+    """How what was expected fared."""
     diffs: tuple[SourceDiff, ...]
     tau: float | None
     """Kendall's tau between the tiers over candidates that both have timed; None with fewer than three."""
@@ -104,6 +109,10 @@ def gather(folder: Path) -> ReportData:
         candidate=candidate,
         rows=tuple(row_times(result.get("blocks", ()), plan, state.start.get("floors_ms", {}))),
         gains=tuple(part_gains(state, candidate)),
+        taken_apart=attribution_of(state, effects_of(state, candidates), candidate)
+        if candidate and candidate != AS_LOADED
+        else None,
+        trust=trust_of(state),
         diffs=tuple(source_diffs(candidate, folder)) if candidate else (),
         tau=tau,
         tau_pairs=pairs,

@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from cluster.live import clock_text
+from cluster.predicting import shown
 from cluster.report import charts
 from cluster.report.board import board_section, llm_section
 from cluster.report.data import ReportData, rejected_rows
@@ -177,7 +178,37 @@ def _gains(data: ReportData) -> str:
         return ""
     return (
         "<h2>Gain by part</h2><p class=lead>Each part or setting as the only change to the deployment as loaded (best parameters), and the best "
-        "composition that it is in. Green: in the winner.</p>" + charts.bars(bars)
+        "composition that it is in. Green: in the winner.</p>" + charts.bars(bars) + _taken_apart(data)
+    )
+
+
+def _taken_apart(data: ReportData) -> str:
+    """The shown candidate as a product of effects, and how far such expectations held."""
+    found, trust = data.taken_apart, data.trust
+    if found is None or not found.effects:
+        return ""
+    bars = [
+        charts.Bar(
+            label=shown(effect.thing),
+            value=effect.speedup.value,
+            low=effect.speedup.low,
+            high=min(effect.speedup.high, effect.speedup.value * 2),
+            colour=charts.GREEN if effect.speedup.low > 1 else charts.GREY,
+            text=f"{effect.speedup.value:.2f}× ({effect.pairs} pairs)",
+        )
+        for effect in found.effects[:24]
+    ]
+    beyond = f"; measured is {found.beyond:.2f} times that, by how they act together" if found.beyond else ""
+    held = (
+        f" {trust.measured} expectations could be checked: median error {trust.median_error:.1%}, "
+        f"{trust.within_90:.0%} within their 90 % intervals; {trust.pruned} candidates were left out, {trust.audited} audited."
+        if trust.median_error is not None and trust.within_90 is not None
+        else ""
+    )
+    return (
+        "<h3>What bought how much</h3><p class=lead>Effects that add in log time, learned from every pair that the fast tier timed "
+        f"(predicted, 90 % intervals). Their product is {found.predicted.value:.2f}×{beyond}.{held}</p>"
+        + charts.bars(bars)
     )
 
 

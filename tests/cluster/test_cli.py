@@ -208,3 +208,15 @@ def test_output_that_nobody_reads_to_the_end_is_no_error(finished: Path) -> None
     command = f"{sys.executable} -m cluster.cli candidates {finished} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_best_is_taken_apart(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["candidates", str(finished), "--json"]) == 0
+    rows = {row["id"]: row for row in json.loads(capsys.readouterr().out)}
+    best = next(row for row in rows.values() if row["winner"])
+    effects = {effect["thing"]: effect["value"] for effect in best["effects"]}
+    assert set(effects) >= {"quick-mlp", "quick-attention"}
+    assert effects["quick-mlp"] == pytest.approx(1 / 0.7, rel=0.1)
+    assert effects["quick-attention"] == pytest.approx(1 / 0.8, rel=0.1)
+    assert main(["candidates", str(finished)]) == 0
+    assert "what bought how much of the best" in capsys.readouterr().out

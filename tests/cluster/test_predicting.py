@@ -16,6 +16,7 @@ from cluster.predicting import (
     Decision,
     Foresight,
     attribution_of,
+    effects_of,
     pairs_of,
     shown,
     things_of,
@@ -147,12 +148,12 @@ def test_the_most_promising_go_first(grown: tuple[CampaignState, dict[str, Candi
 def test_a_candidate_is_taken_apart(grown: tuple[CampaignState, dict[str, Candidate]]) -> None:
     state, known = grown
     tell(state, ("a", "b", "c"), scale=0.9)
-    found = attribution_of(state, known, candidate("a", "b", "c"))
+    found = attribution_of(state, effects_of(state, known), candidate("a", "b", "c"))
     assert [shown(effect.thing) for effect in found.effects] == ["a", "b", "c"]
     assert math.prod(effect.speedup.value for effect in found.effects) == pytest.approx(found.predicted.value)
     assert found.beyond is not None
     assert found.beyond < 1.0
-    assert attribution_of(state, known, candidate("a", "c", "d")).beyond is None
+    assert attribution_of(state, effects_of(state, known), candidate("a", "c", "d")).beyond is None
 
 
 def test_failed_attempts_teach_nothing(grown: tuple[CampaignState, dict[str, Candidate]]) -> None:

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from costmodel.graph import ModelGraph
+from costmodel.interval import Interval
 from costmodel.machine import Machine, parse_machine
 from costmodel.ranking import explain, plan
-from costmodel.records import Asked, Interval, Objective
+from costmodel.records import Asked, Objective
 from costmodel.serving import Load
 from hotpass.errors import InputError
 
