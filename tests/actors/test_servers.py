@@ -74,8 +74,8 @@ def test_evidence_of_a_candidate_that_cannot_be_scored_names_the_problem(deploym
 
 
 def test_an_unknown_engine_is_refused(deployment: Deployment) -> None:
-    with pytest.raises(InputError, match="engine 'vllm' is not known"):
-        make_engine(EngineSpec(kind="vllm", name="x"), deployment)
+    with pytest.raises(InputError, match="engine 'abacus' is not known"):
+        make_engine(EngineSpec(kind="abacus", name="x"), deployment)
 
 
 def test_the_fake_builder_has_nothing_to_build(deployment: Deployment) -> None:
