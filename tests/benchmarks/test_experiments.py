@@ -1,0 +1,122 @@
+"""What *decided* means, the list of candidates, and how arms are put together: no engine is started."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+
+from benchmarks.bench_experiments import _sign_held
+from benchmarks.experiments.candidates import for_vllm, forty
+from benchmarks.experiments.deciding import (
+    BOUND,
+    Judged,
+    Outcome,
+    decided_per_hour,
+    outcome_of,
+    outcome_of_interval,
+    rounds_needed,
+    unpaired_interval,
+)
+from hotpass.parts import declaration
+from hotpass.records.measurement import Attempt, Estimate, Purpose, Tier, Verdict
+from hotpass.stats import confidence_radius
+
+
+def test_forty_proposals_of_which_two_were_made_before() -> None:
+    proposals = forty("float32")
+    counts = Counter(item.candidate.id for item in proposals)
+    assert len(proposals) == 40
+    assert sorted(counts.values())[-3:] == [1, 2, 2]
+    assert [item.name for item in proposals] == [item.name for item in forty("float32")]
+
+
+def test_counterparts_are_parts_of_vllms_tree() -> None:
+    for item in for_vllm():
+        declared = declaration(item.candidate.parts[0].source)
+        assert declared.engine == "vllm"
+    assert len({item.candidate.id for item in for_vllm()}) == 3
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "outcome"),
+    [
+        (0.01, 0.03, Outcome.FASTER),
+        (0.30, 0.40, Outcome.UNDECIDED),
+        (-0.01, 0.02, Outcome.EQUAL),
+        (-0.019, -0.001, Outcome.SLOWER),
+        (-0.9, -0.021, Outcome.SLOWER),
+        (-0.9, -0.019, Outcome.UNDECIDED),
+        (-math.inf, math.inf, Outcome.UNDECIDED),
+    ],
+)
+def test_an_interval_decides_when_it_is_narrow_or_lies_beyond_the_bound(
+    low: float, high: float, outcome: Outcome
+) -> None:
+    assert outcome_of_interval(low, high) is outcome
+
+
+def attempt(verdict: Verdict, reason: str = "", speedup: Estimate | None = None) -> Attempt:
+    return Attempt(
+        candidate_id="c",
+        incumbent_id="i",
+        tier=Tier.FAST,
+        purpose=Purpose.SEARCH,
+        verdict=verdict,
+        reason=reason,
+        speedup=speedup,
+        tokens_per_second=None,
+    )
+
+
+def test_what_is_not_timed_is_counted_by_its_reason() -> None:
+    assert outcome_of(attempt(Verdict.FAILED, "build: no such header")) is Outcome.BUILD_FAILED
+    assert outcome_of(attempt(Verdict.FAILED, "crash: SIGSEGV")) is Outcome.FAILED
+    assert outcome_of(attempt(Verdict.INCORRECT, "off by 3")) is Outcome.INCORRECT
+    assert outcome_of(attempt(Verdict.INVALID, "never ran")) is Outcome.INVALID
+    wide = Estimate(value=2.0, low=1.0, high=4.0)
+    assert outcome_of(attempt(Verdict.FASTER, speedup=wide)) is Outcome.UNDECIDED
+
+
+def test_a_promotion_asks_for_the_rounds_that_make_the_interval_narrow() -> None:
+    alpha, sigma = 0.02, 0.02
+    radius = confidence_radius(6, sigma, alpha)
+    needed = rounds_needed(0.5 - radius, 0.5 + radius, 6, alpha)
+    assert needed is not None
+    assert confidence_radius(needed, sigma, alpha) * 1.2 <= BOUND < confidence_radius(needed - 1, sigma, alpha) * 1.2
+    assert rounds_needed(0.0, 9.0, 6, alpha) is None
+
+
+def test_starts_are_the_units_of_the_unpaired_arm() -> None:
+    low, high = unpaired_interval([0.00, 0.01], [-0.50, -0.49])
+    assert low < 0.5 < high
+    assert high - low > 4 * BOUND, "two starts of each know little"
+    assert unpaired_interval([0.0], [1.0]) == (-math.inf, math.inf)
+    narrower = unpaired_interval([0.00, 0.01] * 3, [-0.50, -0.49] * 3)
+    assert narrower[1] - narrower[0] < (high - low) / 3
+
+
+def test_the_rate_counts_decided_ones_over_all_time() -> None:
+    found = [
+        Judged(name="a", candidate_id="a", outcome=Outcome.FASTER, seconds=5.0),
+        Judged(name="b", candidate_id="b", outcome=Outcome.INCORRECT, seconds=5.0),
+        Judged(name="c", candidate_id="c", outcome=Outcome.SLOWER, seconds=5.0),
+    ]
+    assert decided_per_hour(found, 20.0) == 2 * 180.0
+
+
+@pytest.mark.parametrize(
+    ("sign", "interval", "held"),
+    [
+        (1, (-0.01, 0.02, 0.05), True),
+        (1, (-0.05, -0.02, 0.01), False),
+        (-1, (-0.05, -0.02, 0.01), True),
+        (0, (0.01, 0.03, 0.05), True),
+        (0, (0.03, 0.05, 0.07), False),
+    ],
+)
+def test_a_sign_is_kept_when_the_cold_mean_is_on_its_side(
+    sign: int, interval: tuple[float, float, float], held: bool
+) -> None:
+    assert _sign_held(sign, *interval) is held
