@@ -19,8 +19,9 @@ from cluster.summary import print_notes, print_summary
 from hotpass.errors import InputError
 
 SPEC_FIELDS = tuple(item.name for item in dataclasses.fields(CampaignSpec))
-KEPT_ON_RESUME = ("ray", "address")
-"""Where a resumed campaign runs may differ; what it measures may not."""
+AGENT_FIELDS = tuple(name for name in SPEC_FIELDS if name == "agents" or name.startswith("llm"))
+KEPT_ON_RESUME = ("ray", "address", *AGENT_FIELDS)
+"""Where a resumed campaign runs, and who proposes, may differ; what it measures may not."""
 
 
 def run(arguments: argparse.Namespace) -> int:
