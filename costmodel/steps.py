@@ -30,13 +30,12 @@ Floats = NDArray[np.float64]
 
 SHAPE = ("phase", "num_seqs", "query_tokens", "context_mean", "layers")
 """Columns that say what a step does; `layers` is the depth that ran (0: the model's own)."""
-HOST = ("layer_host_ms", "step_host_ms")
-LAYER_HOST_MS = 0.05
-"""Unit of what the host does for each layer: a few dozen calls into a framework at one or two microseconds each."""
+HOST_SECONDS = (2e-5, 2e-5)
+"""What the host takes for a layer and for a step where nobody timed it: a dozen calls into a framework, queued ahead of the device."""
 PRIORS: Mapping[str, Prior] = {
     **{f"{kind}_ms": Prior(0.0, 0.3) for kind in Kind},
-    "layer_host_ms": Prior(-1.0, 1.5),
-    "step_host_ms": Prior(-1.0, 1.5),
+    "layer_host_ms": Prior(0.0, 0.7),
+    "step_host_ms": Prior(0.0, 1.5),
 }
 GROUP_SHARE = 1.5
 """A part's kernels are others than the engine's own, so that they may differ by more than engines do."""
@@ -48,10 +47,16 @@ UNKNOWN = 0.5
 
 
 def parts_of_steps(
-    graph: ModelGraph, source: OperatorSource, shapes: pd.DataFrame, *, kv_bytes: float = 2.0, host_ms: float = 0.0
+    graph: ModelGraph,
+    source: OperatorSource,
+    shapes: pd.DataFrame,
+    *,
+    kv_bytes: float = 2.0,
+    host_seconds: tuple[float, float] | None = None,
 ) -> pd.DataFrame:
-    """Predicted ms of each kind of operator, and the host's units, for every row (columns `SHAPE`). `host_ms` is what the source says
-    the host takes for a layer; 0 where it says nothing. Raises InputError for a phase that has no step here."""
+    """Predicted ms of each kind of operator, and of the host, for every row (columns `SHAPE`). `host_seconds`: of a layer and of a step,
+    as timed on this machine; None: `HOST_SECONDS`. Raises InputError for a phase that has no step here."""
+    layer_s, step_s = host_seconds or HOST_SECONDS
     made = pd.DataFrame(0.0, index=shapes.index, columns=list(PRIORS))
     for (phase, depth), rows in shapes.groupby(["phase", "layers"]):
         if phase not in ("decode", "prefill"):
@@ -65,8 +70,8 @@ def parts_of_steps(
         for operator in done.operators:
             within = "/" in operator.name
             made.loc[rows.index, f"{operator.kind}_ms"] += operator.seconds * 1e3 * (share if within else 1.0)
-        made.loc[rows.index, "layer_host_ms"] = (host_ms or LAYER_HOST_MS) * graph.num_layers * share
-    made["step_host_ms"] = LAYER_HOST_MS
+        made.loc[rows.index, "layer_host_ms"] = layer_s * 1e3 * graph.num_layers * share
+    made["step_host_ms"] = step_s * 1e3
     return made
 
 
@@ -101,9 +106,8 @@ class StepFit:
 
 
 def uncorrected(parts: pd.DataFrame) -> Floats:
-    """ms before anything was learned: operators as their source has them, and the host's share by its prior."""
-    plain = Factors(parts=tuple(PRIORS), common=tuple(prior.mean for prior in PRIORS.values()), groups={})
-    return plain.total(parts, pd.Series("", index=parts.index))
+    """ms before anything was learned: every part as its source has it."""
+    return np.asarray(parts[list(PRIORS)].sum(axis=1), np.float64)
 
 
 def fit_steps(parts: pd.DataFrame, rows: pd.DataFrame) -> StepFit:

@@ -5,6 +5,8 @@ Parquet file with the machine's fingerprint. Matrix products and experts rotate 
 streams from memory is streamed here too. Not timed: collectives (one accelerator), quantised kernels, sparse attention.
 
 `context` and `decode` time torch's scaled dot-product attention in fp32; `stream` an addition that reads and writes n bytes in all.
+`layer` and `step` are what the host takes for one layer and for the rest of a step: models of transformers so narrow that their
+kernels cost next to nothing, of two depths.
 """
 
 from __future__ import annotations
@@ -36,6 +38,9 @@ HEADS = ((9, 3, 64), (16, 4, 64), (32, 8, 128))
 """(query heads, key-value heads, width)."""
 EXPERTS = ((576, 256, 2, 8), (1024, 512, 4, 32))
 """(hidden, width, top-k, experts)."""
+HOST_DEPTHS = (2, 10)
+HOST_SHARE = 0.05
+"""Of the time, for what the host takes."""
 MIB = 1 << 20
 MOST_COPIES_BYTES = 512 * MIB
 
@@ -63,7 +68,8 @@ def microbench(out: Path, *, threads: int | None = None, seconds: float = 120.0)
 def rows_of(seconds: float, llc_bytes: int) -> Iterator[Row]:
     """All shapes, each within its part of the time."""
     shapes = [*_products(llc_bytes), *_attention(), *_experts(llc_bytes), *_streams()]
-    each = seconds / len(shapes)
+    yield from _host(HOST_SHARE * seconds)
+    each = (1 - HOST_SHARE) * seconds / len(shapes)
     for facts, make in shapes:
         work = make()
         yield {**facts, "seconds": timed(work, each)}
@@ -167,6 +173,32 @@ def _streams() -> Iterator[tuple[Row, Callable[[], Work]]]:
             return lambda turn: torch.add(a, 1.0, out=b)
 
         yield {"op": "stream", "dtype": "fp32", "n": size}, make
+
+
+def _host(seconds: float) -> Iterator[Row]:
+    """One decode step of two narrow models that differ in depth alone; the clock of both stands for any width."""
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+    models = []
+    for depth in HOST_DEPTHS:
+        config = LlamaConfig(
+            hidden_size=32, intermediate_size=64, num_hidden_layers=depth, num_attention_heads=2, num_key_value_heads=1,
+            vocab_size=64, max_position_embeddings=4096,
+        )  # fmt: skip
+        models.append(LlamaForCausalLM(config).eval())
+    token = torch.zeros(1, 1, dtype=torch.long)
+    runs: list[list[float]] = [[], []]
+    begun = time.perf_counter()
+    # In turns, so that both depths see the same machine; the first of each warms.
+    while len(runs[1]) < 4 or (time.perf_counter() - begun < seconds and len(runs[1]) < 200):
+        for model, found in zip(models, runs, strict=True):
+            start = time.perf_counter()
+            model(token, past_key_values=DynamicCache(), use_cache=True, logits_to_keep=1)
+            found.append(time.perf_counter() - start)
+    shallow, deep = (sorted(found[1:])[(len(found) - 1) // 2] for found in runs)
+    layer = (deep - shallow) / (HOST_DEPTHS[1] - HOST_DEPTHS[0])
+    for op, value in (("layer", layer), ("step", shallow - HOST_DEPTHS[0] * layer)):
+        yield {"op": op, "dtype": "fp32", "seconds": max(value, 1e-6)}
 
 
 def write(rows: list[Row], path: Path, *, threads: int) -> None:

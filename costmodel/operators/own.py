@@ -62,6 +62,12 @@ class OwnTables(Interpolated):
         rows: pd.DataFrame = table.to_pandas()
         return OwnTables(_machine(facts, rows), rows)
 
+    @property
+    def host_seconds(self) -> tuple[float, float] | None:
+        """What the host takes for a layer and for a step beside the kernels; None where the file has no such rows."""
+        found = [self.rows.loc[self.rows["op"] == op, "seconds"] for op in ("layer", "step")]
+        return None if any(part.empty for part in found) else (float(found[0].median()), float(found[1].median()))
+
     def _of(self, op: str, **equal: str) -> pd.DataFrame | None:
         chosen = self.rows["op"] == op
         for name, value in equal.items():

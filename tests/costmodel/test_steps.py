@@ -45,7 +45,7 @@ def test_parts_are_the_operators_of_the_step(parts: pd.DataFrame, dense: ModelGr
     alone = step(dense, Layout.of(), Roofline(machine), decode=True, sequences=one, tokens=one, past=0 * one)
     for kind, seconds in alone.by_kind().items():
         assert parts.loc[0, f"{kind}_ms"] == pytest.approx(seconds[0] * 1e3)
-    assert parts["layer_host_ms"].iloc[0] == pytest.approx(0.05 * 32)
+    assert parts["layer_host_ms"].iloc[0] == pytest.approx(0.02 * 32)
 
 
 def test_a_cut_has_its_share_of_the_layers_and_the_whole_head(dense: ModelGraph, machine: Machine) -> None:

@@ -31,7 +31,7 @@ def test_every_shape_runs_and_is_read_back(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(microbench, "HEADS", ((4, 2, 16),))
     monkeypatch.setattr(microbench, "EXPERTS", ((32, 16, 2, 4),))
     rows = list(microbench.rows_of(0.0, llc_bytes=1 << 16))
-    assert {row["op"] for row in rows} == {"gemm", "context", "decode", "experts", "stream"}
+    assert {row["op"] for row in rows} == {"gemm", "context", "decode", "experts", "stream", "layer", "step"}
     assert all(row["seconds"] > 0 for row in rows)
     path = tmp_path / "kernels.parquet"
     microbench.write(rows, path, threads=1)
@@ -39,6 +39,8 @@ def test_every_shape_runs_and_is_read_back(tmp_path: Path, monkeypatch: pytest.M
     assert set(COLUMNS) <= set(source.rows.columns)
     assert len(source.rows) == len(rows)
     assert source.machine.name.startswith("cpu:")
+    assert source.host_seconds is not None
+    assert 0 < source.host_seconds[0] < 0.1
 
 
 @pytest.mark.parametrize(
