@@ -19,7 +19,7 @@ from typing import Any, cast
 from actors.lease import MeasuringLease
 from actors.spec import EngineMaker, EngineSpec, cuts_of, make_engine, wider_bits
 from engines.program import CandidateFailed
-from engines.protocol import Engine, MeasuresBaselines
+from engines.protocol import Engine, MeasuresBaselines, Profiles
 from hotpass.errors import EngineDied
 from hotpass.records.candidate import Candidate
 from hotpass.records.deployment import Deployment
@@ -31,6 +31,7 @@ from hotpass.records.measurement import (
     OutputCheck,
     Tier,
 )
+from hotpass.records.profile import Profile
 from hotpass.records.shapes import ShapeRow
 from hotpass.records.slots import SlotTable
 
@@ -124,6 +125,14 @@ class EngineServer:
         except CandidateFailed as failed:
             return Evidence(agreement=None, weights_unchanged=able.verify_weights(), problem=failed.failure.message)
         return Evidence(agreement=agreement, weights_unchanged=able.verify_weights())
+
+    def profile(self, assignment: Assignment) -> Profile | None:
+        """Where the time of the assignment's candidate goes; None for an engine that cannot say."""
+        engine = self.engine
+        if not isinstance(engine, Profiles):
+            return None
+        with self._lease():
+            return engine.profile(assignment)
 
     def widen(self) -> tuple[int, ...]:
         """Load again with the next deeper cuts on the fast tier. Their depths; nothing when the whole model is measured already."""

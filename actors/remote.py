@@ -21,6 +21,7 @@ from hotpass.errors import EngineDied, MachineError
 from hotpass.records.candidate import Candidate
 from hotpass.records.deployment import Deployment
 from hotpass.records.measurement import Assignment, BaselineMeasurement, Failure, OutputCheck, Tier
+from hotpass.records.profile import Profile
 from hotpass.records.shapes import ShapeRow
 from hotpass.records.slots import SlotTable
 
@@ -95,6 +96,10 @@ class RemoteEngine:
 
     def evidence(self, candidate: Candidate, seed: int, noise_abs: float) -> Evidence:
         found: Evidence = self._ask("evidence", candidate, seed, noise_abs)
+        return found
+
+    def profile(self, assignment: Assignment) -> Profile | None:
+        found: Profile | None = self._ask("profile", assignment)
         return found
 
     def widen(self) -> Sequence[int]:

@@ -21,9 +21,14 @@ from typing import Any, Protocol
 from actors.board import BoardServer, NearLink, RemoteLink
 from actors.errors import ray_errors
 from actors.proposer import ProposerServer, ProposerSpec, Standing, is_on_this_machine
+from cluster.briefing import read_profile, write_profile
 from cluster.desk import CampaignDesk
 from cluster.plan import Plan
 from cluster.ports import View
+from cluster.session import Session
+from hotpass.errors import MachineError
+from hotpass.records.candidate import AS_LOADED
+from hotpass.records.measurement import Assignment, Purpose, Tier
 from search.agents.briefs import brief_of
 from search.agents.llm import LlmSpec
 from search.agents.secret import Secret, give_keys, take_keys
@@ -33,6 +38,8 @@ STOP_SECONDS = 10.0
 """An agent ends its request within this after it was told to stop; an actor that does not is killed."""
 LOOK_SECONDS = 1.0
 """Between two questions to an actor how it stands."""
+
+PROFILE_SECONDS = 60.0
 
 DeskOpener = Callable[[Path], CampaignDesk]
 
@@ -93,6 +100,31 @@ def keys_taken(plan: Plan) -> Iterator[dict[str, Secret]]:
         yield keys
     finally:
         give_keys(keys, os.environ)
+
+
+def brief_agents(session: Session, folder: Path) -> None:
+    """Before agents begin, once a campaign: a profile of the deployment as loaded, by the engine that measures. It costs seconds."""
+    plan, engine = session.plan, session.engines[0]
+    if not plan.spec.agents or read_profile(folder) is not None:
+        return
+    session.view.activity(engine.name, "profile for the agents")
+    order = Assignment(
+        incumbent=AS_LOADED,
+        candidate=AS_LOADED,
+        tier=Tier.FAST,
+        purpose=Purpose.AUDIT,
+        rows=plan.deployment.shapes.rows,
+        seed=session.seed_of("profile", 0),
+        deadline_seconds=PROFILE_SECONDS,
+    )
+    try:
+        profile = engine.profile(order)
+    except MachineError as error:
+        session.view.note(f"no profile for the agents: {error}")
+        profile = None
+    session.view.activity(engine.name, "")
+    if profile is not None and profile.failure is None:
+        write_profile(folder, profile)
 
 
 def proposer_specs(plan: Plan) -> list[ProposerSpec]:

@@ -1,5 +1,6 @@
 """What a campaign's driver leaves in the folder for its proposers, who may run in other processes: the slot table of its engine,
-whether there is a compiler where the engine is, and, once somebody asked, the sources of the slots.
+whether there is a compiler where the engine is, for agents a profile of the deployment as loaded, and, once somebody asked, the
+sources of the slots.
 
 Derived from the engine and the model; deleting it loses nothing that the next session does not write again.
 """
@@ -13,10 +14,12 @@ from pathlib import Path
 
 from hotpass.decode import DecodeError, from_plain, json_safe
 from hotpass.errors import InputError
+from hotpass.records.profile import Profile
 from hotpass.records.slots import SlotTable
 
 FILE = "briefing.json"
 SOURCES_FILE = "slot-sources.json"
+PROFILE_FILE = "profile.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +46,18 @@ def read_briefing(campaign: Path) -> Briefing:
         ) from None
     except (ValueError, DecodeError) as error:
         raise InputError("campaign", campaign / FILE, f"cannot be read: {error}", "resume the campaign") from None
+
+
+def write_profile(campaign: Path, profile: Profile) -> None:
+    _write(campaign / PROFILE_FILE, json_safe(profile))
+
+
+def read_profile(campaign: Path) -> Profile | None:
+    """Of the deployment as loaded; None where none was taken."""
+    try:
+        return from_plain(Profile, json.loads((campaign / PROFILE_FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
 
 
 def write_sources(campaign: Path, texts: dict[str, dict[str, str]]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from actors.lease import MeasuringLease
 from cluster import telling
-from cluster.briefing import read_briefing, read_sources, write_sources
+from cluster.briefing import read_briefing, read_profile, read_sources, write_sources
 from cluster.events import writer_of
 from cluster.follow import Follower
 from cluster.journal import FOLDER
@@ -211,7 +211,8 @@ class CampaignDesk:
         }
 
     def profile(self, author: str, asked: tools.NoArguments) -> Json:
-        """By row of the shape table: where the incumbent's time goes, and how far that is from the roofline's floor."""
+        """By row of the shape table: where the incumbent's time goes, and how far that is from the roofline's floor; and, where one was
+        taken, the profile of the deployment as loaded by operator and by kind of slot."""
         shapes = self.shapes(author, asked)
         weights = [row["share_of_steps"] * (row["incumbent_ms"] or row["loaded_ms"] or 0.0) for row in shapes["rows"]]
         total = sum(weights) or 1.0
@@ -225,11 +226,15 @@ class CampaignDesk:
             }
             for row, weight in zip(shapes["rows"], weights, strict=True)
         ]
-        hardware = self.plan.deployment.hardware
+        hardware, profile = self.plan.deployment.hardware, read_profile(self.folder)
         return {
             "kind": shapes["kind"],
             "rows": sorted(rows, key=lambda row: -row["share_of_time"]),
             "hardware": {"name": hardware.name, "isa": list(hardware.isa), **hardware.details},
+            "as_loaded": [telling.profiled_line(row) for row in profile.rows] if profile else [],
+            "note": "shares of a profile are to be believed more than its milliseconds"
+            if profile
+            else "no operators are known: see `hotpass profile`",
         }
 
     def quick_check(self, author: str, asked: tools.QuickCheck) -> Json:

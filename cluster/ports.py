@@ -25,6 +25,7 @@ from hotpass.records.measurement import (
     OutputCheck,
     Tier,
 )
+from hotpass.records.profile import Profile
 from hotpass.records.shapes import ShapeRow
 from hotpass.records.slots import SlotTable
 
@@ -58,6 +59,10 @@ class EnginePort(Protocol):
 
     def evidence(self, candidate: Candidate, seed: int, noise_abs: float) -> Evidence:
         """What the release gates need beyond a measurement: greedy agreement on held-out text, weights hash."""
+        ...
+
+    def profile(self, assignment: Assignment) -> Profile | None:
+        """Where the time of the assignment's candidate goes; None for an engine that cannot say."""
         ...
 
     def widen(self) -> Sequence[int]:
@@ -184,6 +189,7 @@ class LocalEngine:
         self.baseline = server.baseline
         self.noise = server.noise
         self.evidence = server.evidence
+        self.profile = server.profile
         self.widen = server.widen
         self.close = server.close
 

@@ -14,6 +14,7 @@ from hotpass.canonical import Json
 from hotpass.parts import PartDeclaration
 from hotpass.records.candidate import Candidate
 from hotpass.records.measurement import Estimate, Purpose, Verdict
+from hotpass.records.profile import RowProfile, SlotTime
 from hotpass.records.shapes import ShapeRow
 from hotpass.records.slots import Slot
 from search.board import cleaned
@@ -164,6 +165,37 @@ def shape_line(
         "floor_ms": _rounded(floor),
         "times_the_floor": round(best_ms / floor, 2) if best_ms and floor else None,
         "layers_run": best.layers if best else None,
+    }
+
+
+def profiled_line(row: RowProfile) -> dict[str, Json]:
+    """One row of a profile: the operators that take most, and each kind of slot with its distance from the roofline."""
+    kinds: dict[tuple[str, str], list[SlotTime]] = {}
+    for slot in row.slots:
+        claim = ".".join("*" if piece.isdigit() else piece for piece in slot.slot.split("."))
+        kinds.setdefault((claim, slot.stands_for), []).append(slot)
+    shown = [_slot_kind(claim, kind, found, row.step_ms) for (claim, kind), found in kinds.items()]
+    return {
+        "shape": row.row.key,
+        "step_ms": _rounded(row.step_ms),
+        "share_in_gaps": round(row.gaps_ms / row.profiled_ms, 3) if row.profiled_ms else None,
+        "operators": [
+            {"operator": item.name, "calls": item.calls, "share": round(item.share, 3)} for item in row.operators[:12]
+        ],
+        "slots": sorted(shown, key=lambda item: -item["share_by_itself"])[:16],
+    }
+
+
+def _slot_kind(claim: str, kind: str, found: Sequence[SlotTime], step_ms: float) -> dict[str, Json]:
+    bound = sum(slot.bound_ms or 0.0 for slot in found)
+    total = sum(slot.ms for slot in found)
+    return {
+        "claim": claim,
+        "class": kind,
+        "slots": len(found),
+        "ms": _rounded(total),
+        "share_by_itself": round(sum(slot.self_ms for slot in found) / step_ms, 3) if step_ms else 0.0,
+        "times_the_floor": round(total / bound, 2) if bound else None,
     }
 
 

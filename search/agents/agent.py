@@ -205,8 +205,9 @@ class Agent:
         ]
         own = self._read("candidates", order="latest", proposer=self.author, limit=10)["candidates"]
         best = self._read("candidates", order="best", limit=12)["candidates"]
+        profile = self._read("profile")
         return [
-            Section(title="Where the time goes", lines=self._read("profile")["rows"], tool="profile"),
+            Section(title="Where the time goes", lines=[*profile["rows"], *profile["as_loaded"]], tool="profile"),
             Section(title="What failed before, and why", lines=failed, tool="candidates"),
             Section(title="Your own proposals", lines=own, tool="candidates"),
             Section(title="Best so far", lines=best, tool="candidates"),

@@ -46,7 +46,7 @@ class CannedCampaign:
             return dict(self.submission)
         if tool == "catalogue" and "part" in arguments:
             return {"text": "x = 1\n" * 600}
-        return {"rows": [], "candidates": [], "posts": [], "slots": [], "parts": []}
+        return {"rows": [], "candidates": [], "posts": [], "slots": [], "parts": [], "as_loaded": []}
 
     def tell(self, call: LlmCall) -> None:
         self.told.append(call)
