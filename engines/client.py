@@ -40,6 +40,10 @@ class Child:
         self._forked = zygote.fork(program, limits)
         self.pid = self._forked.pid
         self.alive = True
+        self.installed: dict[str, str] = {}
+        """Side → id of the candidate that was put there last; absent before the first install."""
+        self.epoch = ""
+        """Of the weights, as the child's first window said it."""
         self.phases_ms: dict[str, float] = {"fork": self._forked.fork_ms}
         hello = self._reply(time.monotonic() + 60.0)
         self.facts: Mapping[str, str] = {name: str(hello.body[name]) for name in ("network", "unconfined")}

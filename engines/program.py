@@ -116,6 +116,10 @@ class WindowReply:
     compile_events: int = 0
     """Compilations or captures that happened inside the window: must be 0."""
     failure: Failure | None = None
+    candidate_id: str = ""
+    """Of what answered, by the program's own book; empty where a program keeps none. Another than was installed is rejected."""
+    epoch: str = ""
+    """Of the weights that it answered with; one that changes within a child's life is rejected. Empty as above."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -65,6 +65,7 @@ class Installer:
                 "derived": derived,
             }
             reports.append(child.call_record("install", body, ReloadReport, deadline=deadline, fds=fds))
+        child.installed[side.value] = candidate.id
         contexts = time.perf_counter()
         self._stable.load_contexts(child, side.value, places, deadline)
         extra = {"build": built_ms, "contexts": (time.perf_counter() - contexts) * 1e3}
@@ -73,6 +74,7 @@ class Installer:
     def uninstall(self, child: Child, side: Side, deadline: float) -> None:
         """The side as loaded. Raises CandidateFailed."""
         child.call_plain("uninstall", {"side": side.value}, deadline=deadline)
+        child.installed[side.value] = AS_LOADED.id
 
     def build(self, candidate: Candidate, deadline: float) -> Sequence[PartFiles]:
         """What builders make for a candidate; quick when a builder has made it before. Raises CandidateFailed."""

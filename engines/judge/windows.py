@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -69,10 +70,30 @@ def _run_once(
         raise CandidateFailed(reply.failure)
     if reply.nonce != nonce or reply.steps != len(tokens):
         raise child.broken(f"the reply is to another window: {reply.steps} steps of {len(tokens)}")
+    check_echo(child, side, reply)
     if not 0 < reply.seconds <= seconds * CLAIMED_TIME_SLACK + 1e-4:
         raise child.broken(f"the child claims {reply.seconds:.6f} s in a window of {seconds:.6f} s")
     window = Window(seconds=seconds, child_seconds=reply.seconds, logits=logits, activation=dict(reply.activation))
     return window, reply.compile_events
+
+
+class Booked(Protocol):
+    """What the judge remembers of a child."""
+
+    installed: dict[str, str]
+    epoch: str
+
+    def broken(self, problem: str) -> CandidateFailed: ...
+
+
+def check_echo(child: Booked, side: str, reply: WindowReply) -> None:
+    """What answered is what was installed, on the weights that the child began with. Raises CandidateFailed."""
+    expected = child.installed.get(side)
+    if reply.candidate_id and expected and reply.candidate_id != expected:
+        raise child.broken(f"{reply.candidate_id[:10]} answered on the side of {expected[:10]}")
+    child.epoch = child.epoch or reply.epoch
+    if reply.epoch != child.epoch:
+        raise child.broken(f"the weights' epoch was {child.epoch[:10]} and is {reply.epoch[:10]}")
 
 
 def answer_from_kv(

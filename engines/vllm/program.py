@@ -40,7 +40,7 @@ from engines.vllm.steps import Pages, Sequences, write_kv
 from hotpass.canonical import content_hash, to_plain
 from hotpass.decode import from_plain
 from hotpass.errors import InputError
-from hotpass.records.candidate import Candidate
+from hotpass.records.candidate import AS_LOADED, Candidate
 from hotpass.records.deployment import ModelRef
 from hotpass.records.measurement import Failure, FailureKind, ReloadReport
 from hotpass.records.shapes import Phase
@@ -186,6 +186,8 @@ class VllmProgram:
             activation=self._rpc("hotpass_counts", side),
             compile_events=_compiled() - compiled,
             failure=failure,
+            candidate_id=self._rpc("hotpass_installed", side) or AS_LOADED.id,
+            epoch=self._epoch,
         )
 
     def replay(
