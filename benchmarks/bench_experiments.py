@@ -13,6 +13,7 @@ crashes and duplicates are counted apart. Forty candidates (`candidates.py`), th
   c  hotpass: one engine, all forty; reload, preparation, proof, crashes, promotion and A/A are in its time. Builders stand still during
      windows on two cores, so that building is in it too (factor 1), and is shown apart
 
+The candidates of arm a are also hot-swapped into one vLLM that stays up (`live-vllm`): a factor beside, not an arm.
 Then judgements of arm c, drawn by chance, are made again cold on the full model; below 95 % of kept signs no ratio is printed. Where the
 fast tier is the whole model (small models, large caches) there is no transfer between tiers, and that is said. Progress on stderr, partial
 results in --out after every candidate, one JSON line last on stdout. Two cores: run it on a quiet machine.
@@ -107,6 +108,7 @@ def run(deployment: Deployment, options: argparse.Namespace, folder: Path, progr
         cold = _audit(session, proposals, of_c, options.judgements, progress)
     rate_b, seconds_b = _arm_b(deployment, proposals, of_c, cache, stopping, options.sample_b, progress)
     rate_a, starts = _arm_a(deployment, of_c, folder, options, progress)
+    of_v = _live_vllm(deployment, cache, stopping, options.sample_a, progress)
     rates = {"a": rate_a, "b": rate_b, "c": decided_per_hour(of_c, held_c)}
     kept = sum(cold) / len(cold) if cold else 0.0
     trusted = bool(cold) and kept >= KEPT
@@ -115,7 +117,7 @@ def run(deployment: Deployment, options: argparse.Namespace, folder: Path, progr
         "c_over_a": rates["c"] / rate_a if trusted and rate_a else None,
         "c_over_b": rates["c"] / rate_b if trusted and rate_b else None,
         "decided_per_hour": rates,
-        "factors": _factors(of_c, held_c, session.load_seconds, starts, seconds_b),
+        "factors": _factors(of_c, held_c, session.load_seconds, starts, seconds_b, of_v),
         "sign_kept": kept,
         "judgements_again": len(cold),
         "counts_c": counted(of_c),
@@ -205,8 +207,22 @@ def _arm_a(
     return rate, arm.starts
 
 
+def _live_vllm(deployment: Deployment, cache: str, stopping: Stopping, count: int, progress: Progress) -> list[Judged]:
+    """The candidates of arm a once more, hot-swapped into one vLLM that stays up: what staying up is worth on the same engine."""
+    try:
+        with Session(deployment, cache, stopping, kind="vllm") as session:
+            return hotpass_arm(session, for_vllm()[:count], lambda found: progress.judged("live-vllm", found))
+    except InputError:
+        return []
+
+
 def _factors(
-    of_c: list[Judged], held: float, load_seconds: float, starts: list[dict[str, float]], seconds_b: float
+    of_c: list[Judged],
+    held: float,
+    load_seconds: float,
+    starts: list[dict[str, float]],
+    seconds_b: float,
+    of_v: list[Judged],
 ) -> dict[str, float | None]:
     """What the ratios are made of: medians of seconds, and their quotients."""
     decided = [item for item in of_c if item.outcome.is_decided]
@@ -216,6 +232,7 @@ def _factors(
         "seconds_a_decision_c": each_c,
         "seconds_a_decision_b": seconds_b or None,
         "seconds_a_start_a": start_a,
+        "seconds_a_decision_live_vllm": _median([item.seconds for item in of_v if item.outcome.is_decided]),
         "vllm_load_seconds": _median([item["load_seconds"] for item in starts]),
         "load_share_c": load_seconds / held,
         "reload_ms_c": _median([_phases(item, "install", "restore", "clean") for item in decided]),

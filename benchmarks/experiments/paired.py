@@ -43,11 +43,14 @@ Report = Callable[[Judged], None]
 
 
 class Session:
-    """A loaded decoder engine with its builder and band."""
+    """A loaded engine with its builder and band."""
 
-    def __init__(self, deployment: Deployment, cache_dir: str, stopping: Stopping = STOPPING) -> None:
+    def __init__(
+        self, deployment: Deployment, cache_dir: str, stopping: Stopping = STOPPING, kind: str = "decoder"
+    ) -> None:
+        """`kind`: of the engine, `decoder` or `vllm`."""
         self.deployment, self.stopping = deployment, stopping
-        spec = EngineSpec(kind="decoder", name="experiments", cache_dir=cache_dir)
+        spec = EngineSpec(kind=kind, name="experiments", cache_dir=cache_dir)
         self.builder = make_builder(spec, deployment)
         engine = make_engine(spec, deployment)
         assert isinstance(engine, DecoderEngine)
@@ -183,11 +186,21 @@ def cold_arm(
             }
             request.write_text(json.dumps(json_safe(orders)))
             command = [sys.executable, "-m", "benchmarks.experiments.paired", str(request)]
-            subprocess.run(command, check=True, timeout=600, stdout=subprocess.DEVNULL)
-            inside = from_plain(Judged, json.loads(answer.read_text()))
+            done = subprocess.run(command, check=False, timeout=600, stdout=subprocess.DEVNULL)
+            inside = from_plain(Judged, json.loads(answer.read_text())) if done.returncode == 0 else _ended(proposed)
         found.append(replace(inside, seconds=time.perf_counter() - start))
         report(found[-1])
     return found
+
+
+def _ended(proposed: Proposed) -> Judged:
+    return Judged(
+        name=proposed.name,
+        candidate_id=proposed.candidate.id,
+        outcome=Outcome.FAILED,
+        seconds=0.0,
+        reason="its process ended",
+    )
 
 
 def _duplicate(proposed: Proposed) -> Judged:
