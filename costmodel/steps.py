@@ -4,7 +4,8 @@
 
 Measured passes say what a kind of operator really takes: one factor a kind, common to all, refined for each group (an engine's own
 kernels, or those of a part), held to 1 until rows say otherwise. Two parts have no kernel behind them: what the host does once a step,
-and once a layer. Intervals are conformal, from shapes left out. A fit is immutable; its version is the hash of its content.
+and once a layer. What no factor explains is smooth in a shape's logarithms and fades away from the shapes that were measured
+(a Gaussian process), so that a shape measured again is predicted as it was. Intervals are conformal, from shapes left out. A fit is immutable; its version is the hash of its content.
 
 Rows of different machines, versions or types are never mixed: `fit_steps` refuses them.
 """
@@ -44,6 +45,10 @@ FEW = 10
 """Left-out shapes below which an interval is as wide as `UNKNOWN` in either direction."""
 UNKNOWN = 0.5
 """Of log time."""
+REACH = 1.0
+"""Doublings over which what the factors leave of one shape says something of another."""
+REPEAT = 0.03
+"""Standard deviation of the log time of one pass repeated in one session, at least."""
 
 
 def parts_of_steps(
@@ -81,11 +86,33 @@ def _alone(size: int) -> Layout:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Rest:
+    """What the factors leave of measured shapes."""
+
+    points: tuple[tuple[float, ...], ...]
+    """`_places` of each shape."""
+    groups: tuple[str, ...]
+    weights: tuple[float, ...]
+    """Of the kernel at each point: the posterior mean is their weighted sum."""
+    amplitude: float
+    """Variance of the rest of a shape that was never measured."""
+
+    def at(self, shapes: pd.DataFrame, group: str) -> Floats:
+        """Log of the further factor."""
+        own = np.array([name == group for name in self.groups], bool)
+        if not own.any():
+            return np.zeros(len(shapes))
+        known = np.array(self.points)[own]
+        return np.asarray(_kernel(_places(shapes), known, self.amplitude) @ np.array(self.weights)[own], np.float64)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepFit:
     """Corrections of one machine and model type."""
 
     factors: Factors
     """By kind of operator, common and by group."""
+    rest: Rest
     interval: tuple[float, float]
     """Quantiles of the log residual of shapes left out."""
     num_rows: int
@@ -98,11 +125,15 @@ class StepFit:
     def version(self) -> str:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
 
-    def predict(self, parts: pd.DataFrame, group: str) -> list[Interval]:
-        """ms of each row, with 90 % intervals."""
-        values = self.factors.total(parts, pd.Series(group, index=parts.index))
+    def predict(self, parts: pd.DataFrame, shapes: pd.DataFrame, group: str) -> list[Interval]:
+        """ms of each row (`parts` of `shapes`), with 90 % intervals."""
+        values = _corrected(self.factors, self.rest, parts, shapes, group)
         low, high = np.exp(self.interval[0]), np.exp(self.interval[1])
         return [Interval(value=float(v), low=float(v * low), high=float(v * high)) for v in values]
+
+
+def _corrected(factors: Factors, rest: Rest, parts: pd.DataFrame, shapes: pd.DataFrame, group: str) -> Floats:
+    return factors.total(parts, pd.Series(group, index=parts.index)) * np.exp(rest.at(shapes, group))
 
 
 def uncorrected(parts: pd.DataFrame) -> Floats:
@@ -124,11 +155,41 @@ def fit_steps(parts: pd.DataFrame, rows: pd.DataFrame) -> StepFit:
             "choose the rows of one",
         )
     residual = _left_out(parts, rows)
+    factors, rest = _learned(parts, rows)
     return StepFit(
-        factors=fit_factors(parts, rows["group"], rows["ms"], PRIORS, group_share=GROUP_SHARE), interval=_ends(residual), num_rows=len(rows),
+        factors=factors, rest=rest, interval=_ends(residual), num_rows=len(rows),
         held_out_error=float(np.median(np.abs(np.expm1(-residual)))) if len(residual) >= 3 else float("nan"),
         environment=environments[0],
     )  # fmt: skip
+
+
+def _learned(parts: pd.DataFrame, rows: pd.DataFrame) -> tuple[Factors, Rest]:
+    factors = fit_factors(parts, rows["group"], rows["ms"], PRIORS, group_share=GROUP_SHARE)
+    left = rows.assign(left=np.log(rows["ms"].to_numpy(float) / factors.total(parts, rows["group"])))
+    shapes = left.groupby([*SHAPE, "group"], sort=True)["left"].agg(["median", "size"]).reset_index()
+    values, places = shapes["median"].to_numpy(float), _places(shapes)
+    amplitude = max(float(np.median(np.abs(values)) / 0.6745) ** 2, REPEAT**2)
+    together = _kernel(places, places, amplitude) * (
+        shapes["group"].to_numpy()[:, None] == shapes["group"].to_numpy()[None, :]
+    )
+    weights = np.linalg.solve(together + np.diag(REPEAT**2 / shapes["size"].to_numpy(float)), values)
+    return factors, Rest(
+        points=tuple(map(tuple, places.tolist())), groups=tuple(shapes["group"].astype(str)), weights=tuple(weights.tolist()),
+        amplitude=amplitude,
+    )  # fmt: skip
+
+
+def _places(shapes: pd.DataFrame) -> Floats:
+    """Shapes as points: decode and prefill far apart, the rest in doublings."""
+    columns = [np.where(shapes["phase"] == "decode", 0.0, 100.0)]
+    columns += [np.log2(shapes[name].to_numpy(float) + 1.0) for name in ("num_seqs", "query_tokens", "layers")]
+    columns.append(np.log2(shapes["context_mean"].to_numpy(float) / 64.0 + 1.0))
+    return np.stack(columns, axis=1)
+
+
+def _kernel(first: Floats, second: Floats, amplitude: float) -> Floats:
+    distance = ((first[:, None, :] - second[None, :, :]) ** 2).sum(axis=2)
+    return np.asarray(amplitude * np.exp(-0.5 * distance / REACH**2), np.float64)
 
 
 def _left_out(parts: pd.DataFrame, rows: pd.DataFrame) -> Floats:
@@ -139,10 +200,9 @@ def _left_out(parts: pd.DataFrame, rows: pd.DataFrame) -> Floats:
     found = []
     for name in names.unique():
         inside = names == name
-        factors = fit_factors(
-            parts[~inside], rows["group"][~inside], rows["ms"][~inside], PRIORS, group_share=GROUP_SHARE
-        )
-        predicted = factors.total(parts[inside], rows["group"][inside])
+        factors, rest = _learned(parts[~inside], rows[~inside])
+        group = str(rows["group"][inside].iloc[0])
+        predicted = _corrected(factors, rest, parts[inside], rows[inside], group)
         found.append(float(np.median(np.log(rows["ms"][inside].to_numpy(float) / predicted))))
     return np.array(found)
 

@@ -62,7 +62,7 @@ def test_what_kinds_really_take_is_learned(parts: pd.DataFrame) -> None:
     fit = fit_steps(parts, rows)
     factors = fit.factors.of("decoder")
     assert factors[f"{Kind.GEMM}_ms"] == pytest.approx(1.6, rel=0.1)
-    predicted = [span.value for span in fit.predict(parts, "decoder")]
+    predicted = [span.value for span in fit.predict(parts, rows, "decoder")]
     assert predicted == pytest.approx(rows["ms"].to_numpy(), rel=0.03)
     assert fit.held_out_error < 0.05 < np.median(np.abs(uncorrected(parts) / rows["ms"] - 1))
 
@@ -91,3 +91,14 @@ def test_what_cannot_be_learned_from_is_refused(parts: pd.DataFrame, dense: Mode
         fit_steps(parts[:0], rows[:0])
     with pytest.raises(InputError, match="no step"):
         parts_of_steps(dense, Roofline(machine), shapes(2).assign(phase="forward"))
+
+
+def test_a_shape_that_was_measured_is_predicted_as_it_was(parts: pd.DataFrame) -> None:
+    rows = rows_of(parts, {})
+    odd = rows.index[6]
+    rows.loc[odd, "ms"] *= 1.3  # one shape that no factor explains
+    repeated = pd.concat([rows] * 6, ignore_index=True)
+    fit = fit_steps(pd.concat([parts] * 6, ignore_index=True), repeated)
+    predicted = [span.value for span in fit.predict(parts, rows, "decoder")]
+    assert predicted[6] == pytest.approx(rows.loc[odd, "ms"], rel=0.1)
+    assert predicted[13] == pytest.approx(rows.loc[rows.index[13], "ms"], rel=0.05)
