@@ -73,10 +73,12 @@ def test_every_part_says_what_it_is(source: PartSource) -> None:
     sentences = declared.summary.replace("\n", " ").count(". ") + declared.summary.endswith(".")
     assert sentences >= 2, "the docstring is a paragraph: why it should help, and where it will not"
     assert len(declared.summary) >= 200
-    assert declared.engine == "decoder"
-    for claim in declared.claims:
+    assert declared.engine in ("decoder", "module")
+    for claim in declared.claims if declared.engine == "decoder" else ():
         assert claim in SLOTS, f"{claim} is no slot of a Llama tree"
         assert declared.replaces == SLOTS[claim], "`replaces` names the class at the claimed slot"
+    for claim in declared.claims if declared.engine == "module" else ():
+        assert (claim == "model") == (declared.replaces == ""), "a part for any tree claims all of it, or a class in it"
     assert declared.keeps == () or declared.claims != ("model",)
     for condition, kind in declared.numerics_when.items():
         for term in condition.split(","):
@@ -181,3 +183,13 @@ def test_reading_the_catalogue_imports_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_parts_for_modules_are_for_modules_only() -> None:
+    served = replace(deployment(), serving=Serving(engine="module"))
+    for source in PARTS:
+        reason = applicable(source, served, compiler=True) or ""
+        assert reason.startswith("is for the decoder engine") == (declaration(source).engine == "decoder")
+    assert applicable(find_part("silero-frames"), served, compiler=True) == (
+        "is for SileroVAD, the module is a LlamaForCausalLM"
+    )
