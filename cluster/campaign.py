@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster.agents import keys_taken, open_agents
+from cluster.agents import brief_agents, keys_taken, open_agents
 from cluster.briefing import write_briefing
 from cluster.clock import Clock, SimulatedClock, WallClock
 from cluster.desk import CampaignDesk
@@ -30,7 +30,7 @@ from cluster.intake import Intake
 from cluster.journal import FOLDER, Journal
 from cluster.ledger import Mirror, open_mirror
 from cluster.loop import SearchLoop
-from cluster.machines import Machines, MachinesOpener, open_machines
+from cluster.machines import Machines, MachinesOpener, num_engines, open_machines
 from cluster.plan import FILE, Plan, write_plan
 from cluster.ports import Proposer, Silent, View
 from cluster.proposers import proposer_of, unfinished
@@ -38,6 +38,7 @@ from cluster.runs import facts_of
 from cluster.session import Hush, Session
 from cluster.state import CampaignState, fold
 from cluster.store import CandidateWriter
+from cluster.warm import Warm, warm_of
 from hotpass.errors import HotpassError
 from hotpass.records.candidate import Numerics, PartSource
 from hotpass.records.measurement import Failure
@@ -103,6 +104,7 @@ def run_campaign(running: Running) -> dict[str, Any]:
     with opened_log(running) as (log, state):
         if state.result is not None:
             return dict(state.result)
+        warm_of(running.plan, running.folder)  # what cannot be started from is said before any engine is
         journal = _journal(running, log, state)
         try:
             with keys_taken(running.plan) as running.llm_keys, opened_session(running, journal) as (session, machines):
@@ -180,7 +182,8 @@ def _run(session: Session, machines: Machines, running: Running) -> dict[str, An
     if plan.spec.baselines:
         session.measure_baselines()
     if not session.state.stop_reason:
-        proposer = make_proposer(session, machines, running.catalogue)
+        proposer = make_proposer(session, machines, running.catalogue, warm_of(plan, running.folder))
+        brief_agents(session, running.folder)
         with open_agents(plan, running.view, running.llm_keys, desk=running.desk) as expecting:
             loop = SearchLoop(
                 session,
@@ -201,7 +204,9 @@ def _run(session: Session, machines: Machines, running: Running) -> dict[str, An
     return result
 
 
-def make_proposer(session: Session, machines: Machines, catalogue: Callable[[str], Sequence[PartSource]]) -> Proposer:
+def make_proposer(
+    session: Session, machines: Machines, catalogue: Callable[[str], Sequence[PartSource]], warm: Warm
+) -> Proposer:
     """The built-in proposer, with its control where one is asked for, told everything that the log remembers."""
     plan = session.plan
     assert session.slot_table is not None
@@ -212,6 +217,7 @@ def make_proposer(session: Session, machines: Machines, catalogue: Callable[[str
         session.slot_table,
         catalogue(plan.deployment.hardware.device),
         machines.compiler,
+        warm,
     )
     proposer.seen(
         proposal.candidate for proposal in unfinished(session.plan, session.state, session.candidates).values()
@@ -236,5 +242,5 @@ def _journal(running: Running, log: EventLog, state: CampaignState) -> Journal:
 
 def _clock(plan: Plan, state: CampaignState) -> Clock:
     if plan.spec.engine == "fake":
-        return SimulatedClock(state.elapsed_seconds)
+        return SimulatedClock(state.elapsed_seconds, num_engines(plan))
     return WallClock(state.elapsed_seconds)

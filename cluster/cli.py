@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import ClassVar, NoReturn
 
+from cluster.commands.hindsight import add_commands, search_options
 from hotpass.errors import HotpassError, InputError
 
 EPILOG = """\
@@ -96,6 +97,7 @@ def _compile(commands: argparse._SubParsersAction[_Parser]) -> None:
     group.add_argument(
         "--no-baselines", dest="baselines", action="store_const", const=False, help="skip transformers' own loop"
     )
+    search_options(parser)
     _agent_options(parser)
     group.add_argument(
         "--campaign", metavar="FILE", help="TOML or YAML file with any of these settings; options win over it"
@@ -271,10 +273,7 @@ def _look(commands: argparse._SubParsersAction[_Parser]) -> None:
     candidates.add_argument("--json", action="store_true", help="as JSON")
     candidates.set_defaults(run="cluster.commands.look:candidates")
     _proposers(commands)
-    status = commands.add_parser("status", help="where a campaign stands")
-    status.add_argument("folder", metavar="DIR")
-    status.add_argument("--json", action="store_true", help="as JSON")
-    status.set_defaults(run="cluster.commands.look:status")
+    add_commands(commands)
 
 
 def _proposers(commands: argparse._SubParsersAction[_Parser]) -> None:

@@ -342,6 +342,40 @@ def read_back(tracking_uri: str, campaign: str) -> pandas.DataFrame:
     return pandas.concat(frames, ignore_index=True)
 
 
+def fetch_candidates(tracking_uri: str, campaign: str, into: Path, *, limit: int) -> list[tuple[Path, float]]:
+    """Folders of the fastest candidates of a campaign (its name, or its id), from MLflow alone, with their ratio over as loaded.
+
+    By the fast attempts of the search; each candidate once, the fastest first. Raises InputError when the campaign is not there.
+    """
+    client = import_mlflow().MlflowClient(tracking_uri=tracking_uri)
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    parents = [
+        run
+        for key in ("campaign_id", "campaign")
+        for run in client.search_runs(
+            experiments, f"tags.{key} = '{campaign}' and tags.role = 'campaign'", max_results=1
+        )
+    ]
+    if not parents:
+        raise InputError("campaign", campaign, "is not there", f"look at the campaigns of {tracking_uri}")
+    best: dict[str, tuple[float, str]] = {}
+    for run in _children(client, parents[0].info.experiment_id, parents[0].info.run_id):
+        searched = run.data.tags.get("tier") == "fast" and run.data.tags.get("purpose") in ("search", "remeasure")
+        ratio, candidate = run.data.metrics.get("speedup"), run.data.params.get("candidate", "")
+        if searched and candidate and ratio is not None and ratio > best.get(candidate, (0.0, ""))[0]:
+            best[candidate] = (ratio, run.info.run_id)
+    fastest = sorted(best.items(), key=lambda item: (-item[1][0], item[0]))[:limit]
+    return [
+        (Path(client.download_artifacts(run_id, "candidate", _made(into / candidate))), ratio)
+        for candidate, (ratio, run_id) in fastest
+    ]
+
+
+def _made(folder: Path) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    return str(folder)
+
+
 def import_mlflow() -> Any:
     """mlflow, quiet, impatient, and without reporting home. Its own environment variables win where they are set."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

@@ -47,15 +47,14 @@ def open_machines(plan: Plan, view: View) -> Iterator[Machines]:
         with _on_ray(plan, view) as machines:
             yield machines
         return
-    spec = engine_spec(plan)
-    builder = LocalBuilder(BuilderServer(spec, plan.deployment, BUILD_DEADLINE_SECONDS))
-    engine = LocalEngine(EngineServer(spec))
-    yield Machines(engines=[engine], builder=builder, build_ahead=False, compiler=builder.server.has_compiler())
+    builder = LocalBuilder(BuilderServer(engine_spec(plan), plan.deployment, BUILD_DEADLINE_SECONDS))
+    engines = [LocalEngine(EngineServer(engine_spec(plan, index))) for index in range(num_engines(plan))]
+    yield Machines(engines=engines, builder=builder, build_ahead=False, compiler=builder.server.has_compiler())
 
 
 @contextlib.contextmanager
 def _on_ray(plan: Plan, view: View) -> Iterator[Machines]:
-    """One engine and one builder as actors: one engine a memory-bandwidth domain is all that can measure at once."""
+    """Engines and a builder as actors."""
     from actors.local import connected
     from actors.remote import RemoteBuilder, RemoteEngine
 
@@ -65,10 +64,16 @@ def _on_ray(plan: Plan, view: View) -> Iterator[Machines]:
         view.activity("ray", "")
         builder = RemoteBuilder(spec, plan.deployment, BUILD_DEADLINE_SECONDS)
         stack.callback(builder.close)
-        engine = RemoteEngine(spec, num_cpus=1.0)
+        engines = [RemoteEngine(engine_spec(plan, index), num_cpus=1.0) for index in range(num_engines(plan))]
         yield Machines(
-            engines=[engine], builder=builder, build_ahead=may_build_ahead(plan), compiler=builder.has_compiler
+            engines=engines, builder=builder, build_ahead=may_build_ahead(plan), compiler=builder.has_compiler
         )
+
+
+def num_engines(plan: Plan) -> int:
+    """As asked for; else one a memory-bandwidth domain, which is all that can measure at once: each GPU, or the CPU."""
+    hardware = plan.deployment.hardware
+    return plan.spec.engines or (hardware.num_devices if hardware.device == "cuda" else 1)
 
 
 def engine_spec(plan: Plan, index: int = 0) -> EngineSpec:

@@ -12,6 +12,7 @@ from cluster.plan import Plan
 from cluster.ports import Proposer
 from cluster.proposing import StudyProposer
 from cluster.state import SEARCHING, CampaignState
+from cluster.warm import NOTHING, Warm, with_parts
 from hotpass.records.candidate import AS_LOADED, Candidate, Numerics, PartSource, Proposal
 from hotpass.records.slots import SlotTable
 from search.objectives import parse_objectives
@@ -26,20 +27,22 @@ def proposer_of(
     slots: SlotTable,
     parts: Sequence[PartSource],
     compiler: bool,
+    warm: Warm = NOTHING,
 ) -> Proposer:
-    """Told every attempt of `state` in order. `candidates` by id: those of the campaign."""
+    """Told every attempt of `state` in order. `candidates` by id: those of the campaign; `parts`: the catalogue."""
     spec = plan.spec
 
     def made(sampler: str, seed: int) -> StudyProposer:
         return StudyProposer(
             plan.deployment,
             slots,
-            parts,
+            with_parts(parts, warm),
             numerics=Numerics(spec.numerics),
             compiler=compiler,
             seed=seed,
             sampler=sampler,
             objectives=parse_objectives(spec.objective),
+            warm=warm,
         )
 
     main = made(spec.sampler, spec.seed)

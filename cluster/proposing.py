@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from hotpass.records.candidate import AS_LOADED, Candidate, Numerics, PartSource, Proposal
+from cluster.warm import NOTHING, Warm
+from hotpass.records.candidate import AS_LOADED, Candidate, Numerics, PartSource, PartUse, Proposal
 from hotpass.records.deployment import Deployment
 from hotpass.records.measurement import Attempt, Tier
 from hotpass.records.slots import SlotTable
@@ -20,6 +21,9 @@ from search.proposers import Proposer as Who
 from search.proposers import Step, alone, neighbours, screening, serving_steps
 from search.space import Space
 from search.study import Study
+
+WARM_CANDIDATES = 5
+"""Of an earlier campaign that are tried before anything else; their parts are in the catalogue either way."""
 
 
 class StudyProposer:
@@ -36,6 +40,7 @@ class StudyProposer:
         seed: int,
         sampler: str = "optuna",
         objectives: Sequence[str] = (TOKENS_PER_S,),
+        warm: Warm = NOTHING,
     ) -> None:
         """`sampler` is `optuna`; `random`: by chance, no screening and no neighbours; or `none`: proposes nothing, and only keeps what
         is known."""
@@ -52,7 +57,11 @@ class StudyProposer:
         self._served: set[str] = {AS_LOADED.id}
         """Candidates that the slow tier has had, or will have."""
         if self._learns:
-            self._enqueue(screening(self.space, AS_LOADED), Who.SCREENING, AS_LOADED)
+            self._enqueue_warm(warm)
+            steps = screening(self.space, AS_LOADED)
+            worth = {use.source.sha256: warm.worth_of(use.source.sha256) for use in _uses(self.space, steps)}
+            steps.sort(key=lambda step: -max((worth[u.source.sha256] for u in _uses(self.space, [step])), default=0.0))
+            self._enqueue(steps, Who.SCREENING, AS_LOADED)
 
     def seen(self, candidates: Iterable[Candidate]) -> None:
         """Candidates that others propose: never asked for here."""
@@ -159,6 +168,18 @@ class StudyProposer:
         """Part or setting → why it is not in the space."""
         return dict(self.space.left_out)
 
+    def _enqueue_warm(self, warm: Warm) -> None:
+        """The fastest of an earlier campaign first, as far as this deployment admits them."""
+        for candidate in warm.candidates[:WARM_CANDIDATES]:
+            choices = self.space.choices_of(candidate)
+            if choices is not None:
+                said = f"{warm.worth[candidate.id]:.2f} times as fast as loaded in {warm.where}"
+                self.study.enqueue(choices, proposer=Who.WARM, hypothesis=said)
+
     def _enqueue(self, steps: Sequence[Step], who: Who, parent: Candidate) -> None:
         for step in steps:
             self.study.enqueue(step.choices, proposer=who, hypothesis=step.hypothesis, parents=(parent.id,))
+
+
+def _uses(space: Space, steps: Sequence[Step]) -> list[PartUse]:
+    return [use for step in steps for use in space.to_candidate(step.choices).parts]

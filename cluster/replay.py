@@ -26,6 +26,7 @@ from cluster.ports import Proposer
 from cluster.proposers import proposer_of, unfinished
 from cluster.rules import Follow, may_still_lead, needs_wider_cut, reaction_to, stop_reason
 from cluster.state import SEARCHING, AttemptRow, CampaignState
+from cluster.warm import warm_of
 from hotpass.records.candidate import Candidate, PartSource, Proposal
 from hotpass.records.measurement import Purpose, Tier
 from search.policy import RULES, machine_suspect
@@ -69,6 +70,7 @@ class _Again:
     """One pass over the log."""
 
     def __init__(self, folder: Path, catalogue: Sequence[PartSource]) -> None:
+        self.folder = folder
         self.plan, self.briefing, self.catalogue = read_plan(folder), read_briefing(folder), catalogue
         self.candidates = all_candidates(folder)
         self.state = CampaignState()
@@ -158,6 +160,7 @@ class _Again:
                 self.briefing.slots,
                 self.catalogue,
                 self.briefing.compiler,
+                warm_of(self.plan, self.folder),
             )
             self.proposer.seen(p.candidate for p in unfinished(self.plan, self.state, self.candidates).values())
             self.asked.clear()

@@ -58,6 +58,8 @@ class Order:
     tier: Tier
     purpose: Purpose
     engine: str
+    session: int
+    """Which session of the campaign gave it; one of an earlier session never gets an answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,6 +249,7 @@ class CampaignState:
             tier=Tier(payload["tier"]),
             purpose=Purpose(payload["purpose"]),
             engine=payload["engine"],
+            session=self.decisions["start"],
         )
 
     def _on_measurement(self, payload: Mapping[str, Any]) -> None:

@@ -35,15 +35,17 @@ class Proposer(StrEnum):
     RANDOM = "random"
     SERVING = "serving"
     """Settings of the serving loop, straight on the slow tier."""
+    WARM = "warm"
+    """What was fastest in an earlier campaign."""
     NEWCOMER = "newcomer"
     """A part that an agent or a person brought, once alone in the incumbent."""
     PERSON = "person"
 
 
 def turn_of(proposer: str) -> int:
-    """Whose enqueued choices go first: a person's, a new part's, then what is near the newest incumbent, then the screening."""
-    order = {Proposer.PERSON.value: 0, Proposer.NEWCOMER.value: 1, Proposer.NEIGHBOUR.value: 2}
-    return order.get(str(proposer), 3)
+    """Whose enqueued choices go first: a person's, an earlier campaign's, a new part's, then what is near the newest incumbent."""
+    order = {Proposer.PERSON: 0, Proposer.WARM: 1, Proposer.NEWCOMER: 2, Proposer.NEIGHBOUR: 3}
+    return order.get(Proposer(proposer), 4) if proposer in list(Proposer) else 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Commands that look at a campaign, running or done: `report`, `candidates`, `status`, `ui`."""
+"""Commands that look at a campaign, running or done: `report`, `candidates`, `ui`. `status` is in `cluster.commands.hindsight`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from cluster.events import writer_of
 from cluster.folder import all_candidates
-from cluster.journal import FOLDER, read_state
-from cluster.live import span, status_line
+from cluster.journal import read_state
+from cluster.live import span
 from cluster.plan import read_plan
 from cluster.predicting import attribution_of, effects_of, shown
 from cluster.state import CampaignState
@@ -35,30 +34,6 @@ def ui(arguments: argparse.Namespace) -> int:
     from cluster.ui import serve_ui
 
     return serve_ui(Path(arguments.folder), port=arguments.port)
-
-
-def status(arguments: argparse.Namespace) -> int:
-    """One line for people, one object for programs."""
-    folder = Path(arguments.folder)
-    plan, state = read_plan(folder), read_state(folder)
-    writer = writer_of(folder / FOLDER)
-    standing = "done" if state.result else (f"running (process {writer})" if writer else "stopped, resumable")
-    if arguments.json:
-        best = state.best_so_far()
-        line = {
-            "campaign": plan.campaign,
-            "status": standing.split(" ")[0].strip(","),
-            "attempts": len(state.search_attempts()),
-            "elapsed_seconds": state.elapsed_seconds,
-            "budget_seconds": plan.spec.budget_seconds,
-            "best": best.attempt.candidate_id if best else None,
-            "speedup_vs_loaded": best.speedup_vs_loaded if best else None,
-            "last_seq": state.last_seq,
-        }
-        print(json.dumps(json_safe(line)))
-    else:
-        print(f"{standing} · {status_line(state, plan)}")
-    return 0
 
 
 def candidates(arguments: argparse.Namespace) -> int:
