@@ -16,7 +16,7 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST_ARGS ?=
 
-.PHONY: demo test test-fast lint bench bench-decode bench-baselines bench-fast-tier bench-costmodel bench-experiments format install clean
+.PHONY: demo test test-fast lint bench bench-decode bench-baselines bench-fast-tier bench-costmodel bench-experiments format install clean bench-reload bench-aa bench-leaks
 
 install: $(STAMP)
 
@@ -59,6 +59,15 @@ bench-costmodel: $(STAMP)
 # Arm a needs vLLM in a venv of its own (scripts/install-vllm.sh); without it that arm is left out, and said so.
 bench-experiments: $(STAMP)
 	$(BIN)/python -m benchmarks.bench_experiments
+
+bench-reload: $(STAMP)
+	$(BIN)/python -m benchmarks.bench_reload
+
+bench-aa: $(STAMP)
+	$(BIN)/python -m benchmarks.bench_aa
+
+bench-leaks: $(STAMP)
+	$(BIN)/python -m benchmarks.bench_leaks
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -205,6 +205,11 @@ class DecoderEngine:
         except CandidateFailed:
             self._loaded.discard_pair()
 
+    def renew(self) -> None:
+        """Replace the pair child by a new one, as after a candidate that was not left clean. The weights stay where they are."""
+        self._loaded.discard_pair()
+        self._loaded.pair()
+
     def baselines(self) -> Sequence[str]:
         """Names that `measure_baseline` takes."""
         return BASELINE_NAMES

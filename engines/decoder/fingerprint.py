@@ -26,7 +26,7 @@ WATCHED_TENSOR_METHODS = (
 )  # fmt: skip
 WATCHED_MODULES = ("torch.nn.functional", "torch", "time", "torch.cuda", "transformers.integrations.sdpa_attention")
 ENGINE_MODULES = (
-    "engines.decoder.proof",
+    "engines.decoder.proof", "engines.decoder.structure",
     "engines.child", "engines.wire", "engines.decoder.attention", "engines.decoder.batch", "engines.decoder.fingerprint",
     "engines.decoder.install", "engines.decoder.kv", "engines.decoder.program", "engines.decoder.reference", "engines.decoder.serve",
     "engines.decoder.side", "engines.decoder.windows", "engines.module.inputs", "engines.module.outputs", "engines.module.program",

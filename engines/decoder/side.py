@@ -9,9 +9,8 @@ Two sides share weight tensors and nothing else, so nothing is patched between t
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,6 +21,7 @@ from engines.decoder.kv import KvPool
 from engines.decoder.own_cache import OwnCache
 from engines.decoder.reference import Net
 from engines.decoder.source import failed
+from engines.decoder.structure import Facts, Structure
 from engines.program import KvPlan
 from hotpass.records.candidate import Candidate, Value
 from hotpass.records.measurement import FailureKind
@@ -29,13 +29,6 @@ from hotpass.settings import DEFAULTS
 
 Forward = Callable[[Batch, KvPool], torch.Tensor]
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-
-PLAIN = (bool, int, float, str, type(None))
-HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-UNCOMPARED = frozenset({"_modules", "_parameters", "_buffers", "max_seq_len_cached", "attention_scaling"})
-"""Registries, which `structure` looks into; and what some rotary embeddings change with the length of what they have seen."""
-HASHED_VALUES = 1 << 16
-"""Buffers of a tree are compared by content up to this size."""
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -74,8 +67,7 @@ class DecoderSide:
         self.graphs: Callable[[Batch], torch.Tensor | None] | None = None
         """Replays a captured step; answers None for a batch that was not captured."""
         self._templates: dict[int, Batch] = {}
-        self._names = frozenset(name for module in net.modules.values() for name in module.__dict__)
-        """Of attributes at birth: compilers and caches add some of their own later."""
+        self._structure = Structure(net.modules.values())
         self.born = self.structure()
 
     @property
@@ -86,14 +78,9 @@ class DecoderSide:
     def device(self) -> torch.device:
         return next(self.net.model.parameters()).device
 
-    def structure(self) -> str:
-        """Digest of what the tree is made of: classes, attributes, children, hooks, where its weights lie, and what its buffers hold.
-        As loaded it is the same for the side's life."""
-        digest = hashlib.sha256(repr(self.forward == self.as_loaded).encode())
-        for module in self.net.modules.values():
-            for fact in _made_of(module, self._names):
-                digest.update(fact)
-        return digest.hexdigest()
+    def structure(self) -> Facts:
+        """What the side is made of: as loaded it is the same for its life."""
+        return (self.forward == self.as_loaded, *self._structure.facts())
 
     def activate(self) -> None:
         """Make this process-wide state the side's: threads, and the environment of its candidate."""
@@ -188,25 +175,6 @@ class DecoderSide:
         installed, self.installed = self.installed, None
         if installed is not None:
             installed.undo.close()
-
-
-def _made_of(module: torch.nn.Module, known: Collection[str]) -> Iterator[bytes]:
-    """What one module is, without its children. Values of attributes that are plain; of others which object they are. An attribute
-    that is not known counts when it hides one of the class."""
-    own = {
-        name: value if isinstance(value, PLAIN) else id(value)
-        for name, value in module.__dict__.items()
-        if (name in known and name not in UNCOMPARED) or hasattr(type(module), name)
-    }
-    hooks = [len(getattr(module, name)) for name in HOOKS]
-    children = {name: id(child) for name, child in module._modules.items()}
-    weights = {name: weight.data_ptr() for name, weight in module._parameters.items() if weight is not None}
-    yield repr((id(type(module)), own, hooks, children, weights)).encode()
-    if "dynamic" in str(getattr(module, "rope_type", "")) or "longrope" in str(getattr(module, "rope_type", "")):
-        return  # its frequencies follow the length of what it has seen
-    for name, buffer in module._buffers.items():
-        if buffer is not None and buffer.numel() <= HASHED_VALUES:
-            yield name.encode() + buffer.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def checked_logits(logits: Any, num_seqs: int, vocab: int, device: torch.device) -> torch.Tensor:

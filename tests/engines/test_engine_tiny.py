@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.bench_leaks import slope, use_of
 from engines.decoder_engine import DecoderEngine
 from engines.judge.baselines import BASELINE_NAMES
 from engines.program import ReplayRequest
@@ -177,3 +178,20 @@ def test_the_reference_agrees_with_itself_and_the_weights_hold(engine: DecoderEn
     score = engine.score(HONEST, 2, 20, 5, 1e-4)
     assert (score.positions, score.agree) == (40, 40)
     assert engine.verify_weights()
+
+
+def test_a_hundred_reloads_leave_memory_descriptors_and_threads_as_they_were(engine: DecoderEngine) -> None:
+    """Of twenty candidates; `make bench-leaks` does a thousand on a real model."""
+    numbered = [whole(f"return self.reference(batch, kv)  # {number}") for number in range(18)]
+    candidates = [*numbered, Candidate(settings={"threads": 2}), Candidate(settings={"kv_dtype": "bfloat16"})]
+    child = engine._loaded.pair().child.pid
+    taken = []
+    for number in range(100):
+        engine.install(Side.CANDIDATE, candidates[number % 20])
+        engine.generate(Side.CANDIDATE, [[1, 2, 3]], 2)
+        engine.restore()
+        taken.append(use_of(child))
+    settled = taken[40:]
+    assert engine._loaded.pair().child.pid == child
+    assert len({(use.descriptors, use.threads) for use in settled}) == 1
+    assert slope([use.own_mb for use in settled]) < 0.05

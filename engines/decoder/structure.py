@@ -1,0 +1,65 @@
+"""What a module tree is made of, beside the weights' values: classes, attributes, children, hooks, addresses, contents of buffers.
+
+Facts are plain values that compare equal as long as nothing was changed; they are read after every candidate, so that what can be known
+at birth is kept. Weights lie in sealed memory, so that their addresses are enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+Facts = tuple[object, ...]
+
+OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"training"}
+"""Attributes of any module: registries, of which what matters is looked into."""
+GROWING = frozenset({"max_seq_len_cached", "attention_scaling"})
+"""What some rotary embeddings change with the length of what they have seen."""
+PLAIN = (bool, int, float, str, type(None))
+HASHED_VALUES = 1 << 16
+"""Buffers are compared by content up to this size, by address beyond it."""
+
+
+class Structure:
+    """Of the modules of one tree, which is as loaded when this is made."""
+
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        self._modules = [(module, tuple(vars(module).keys() - OF_EVERY_MODULE - GROWING)) for module in modules]
+
+    def facts(self) -> Facts:
+        """Now."""
+        return tuple(_facts(module, names) for module, names in self._modules)
+
+
+def _facts(module: torch.nn.Module, names: tuple[str, ...]) -> Facts:
+    """Values of attributes that are plain, of others which object they are. One that is new counts when it hides one of the class:
+    compilers and caches add some of their own."""
+    own = vars(module)
+    new = own.keys() - OF_EVERY_MODULE - GROWING - set(names)
+    return (
+        id(type(module)),
+        tuple(value if isinstance(value, PLAIN) else id(value) for value in map(own.get, names)),
+        tuple(sorted(name for name in new if hasattr(type(module), name))),
+        len(module._forward_hooks),
+        len(module._forward_pre_hooks),
+        tuple(map(id, module._modules.values())),
+        tuple(weight.data_ptr() for weight in module._parameters.values() if weight is not None),
+        *(
+            _content(buffer)
+            for buffer in module._buffers.values()
+            if buffer is not None and not _follows_length(module)
+        ),
+    )
+
+
+def _content(buffer: torch.Tensor) -> object:
+    if buffer.numel() > HASHED_VALUES:
+        return buffer.data_ptr()
+    return buffer.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _follows_length(module: torch.nn.Module) -> bool:
+    """Whether its frequencies follow the length of what it has seen."""
+    kind = str(getattr(module, "rope_type", ""))
+    return "dynamic" in kind or "longrope" in kind
