@@ -2,6 +2,11 @@
 
 A file lock on the node itself, so that it holds between Ray clusters and plain processes alike, and is free again when its
 holder dies. The holder writes its process id into the file, for the message that the next one waits with.
+
+    wait at the turnstile ─► in it, wait for the lease ─► hold the lease, turnstile free for the next
+
+One waiter stands in the turnstile, so whoever has just given the lease back comes after it: an engine that measures without a pause
+cannot keep a local LLM or a quick check waiting for ever, nor they it.
 """
 
 from __future__ import annotations
@@ -32,24 +37,19 @@ class MeasuringLease:
 
     def __init__(self, domain: str, *, patience_seconds: float = 600.0) -> None:
         self.path = lease_folder() / f"{domain.replace('/', '_')}.lock"
+        self.turnstile = self.path.with_suffix(".next")
         self.patience_seconds = patience_seconds
         self.wait_seconds = 0.0
         self._descriptor = -1
 
     def __enter__(self) -> MeasuringLease:
         """Raises MachineError naming the holder when it does not give up the lease in time."""
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         started = time.monotonic()
-        while not self._taken():
-            self.wait_seconds = time.monotonic() - started
-            if self.wait_seconds > self.patience_seconds:
-                holder = self.path.read_text().strip() or "unknown"
-                os.close(self._descriptor)
-                raise MachineError(
-                    f"process {holder} has held the measuring lease {self.path} for more than "
-                    f"{self.patience_seconds:.0f} s; end it, or wait for it to finish"
-                )
-            time.sleep(POLL_SECONDS)
+        turnstile = self._lock(self.turnstile, started)
+        try:
+            self._descriptor = self._lock(self.path, started)
+        finally:
+            os.close(turnstile)
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
         return self
@@ -60,9 +60,28 @@ class MeasuringLease:
         os.ftruncate(self._descriptor, 0)
         os.close(self._descriptor)
 
-    def _taken(self) -> bool:
+    def _lock(self, path: Path, started: float) -> int:
+        """The file, open and locked. Raises MachineError when patience ends."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+            while not _locked(descriptor):
+                self.wait_seconds = time.monotonic() - started
+                if self.wait_seconds > self.patience_seconds:
+                    holder = self.path.read_text().strip() or "unknown"
+                    raise MachineError(
+                        f"process {holder} has held the measuring lease {self.path} for more than "
+                        f"{self.patience_seconds:.0f} s; end it, or wait for it to finish"
+                    )
+                time.sleep(POLL_SECONDS)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

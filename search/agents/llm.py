@@ -15,6 +15,7 @@ import contextlib
 import os
 import threading
 import time
+import warnings
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -295,6 +296,8 @@ def import_litellm() -> Any:
         from hotpass.errors import InputError
 
         raise InputError("--llm", "litellm", "is not installed", "pip install 'hotpass[agents]'") from None
+    # A request that is stopped before it began leaves a coroutine of litellm's behind, which Python would tell the user of.
+    warnings.filterwarnings("ignore", message="coroutine '.*async_.*' was never awaited", category=RuntimeWarning)
     litellm.telemetry = False
     litellm.suppress_debug_info = True
     litellm.disable_hf_tokenizer_download = True

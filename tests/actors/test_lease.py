@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,34 @@ def test_a_lease_is_free_when_its_holder_is_killed() -> None:
 def test_other_domains_are_measured_meanwhile() -> None:
     with MeasuringLease("cpu"), MeasuringLease("cuda0", patience_seconds=0.0) as other:
         assert other.wait_seconds == 0.0
+
+
+def test_who_has_just_measured_comes_after_who_waits() -> None:
+    order: list[str] = []
+
+    def wait_for_it() -> None:
+        with MeasuringLease("cpu", patience_seconds=60.0):
+            order.append("waiter")
+
+    waiter = threading.Thread(target=wait_for_it)
+    with MeasuringLease("cpu") as lease:
+        order.append("engine")
+        waiter.start()
+        while is_free(lease.turnstile):
+            waiter.join(0.01)
+    with MeasuringLease("cpu", patience_seconds=60.0):
+        order.append("engine again")
+    waiter.join(60)
+    assert order == ["engine", "waiter", "engine again"]
+
+
+def is_free(path: Path) -> bool:
+    """Whether nobody holds the file."""
+    if not path.exists():
+        return True
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
