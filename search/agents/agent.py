@@ -104,6 +104,7 @@ class Agent:
             if isinstance(answer, Turn):
                 return answer
             assert answer.reply is not None
+            deadline += answer.waited_seconds
             use = tool_use(answer.reply)
             messages.append(_said(answer.reply, use))
             result: Json
@@ -132,6 +133,7 @@ class Agent:
             for call in answer.calls:
                 self.spend = self.spend.plus(call)
                 self.link.tell(call)
+            deadline += 0.0 if answer.reply is not None else answer.waited_seconds
             if answer.reply is not None:
                 return answer
             if answer.outcome != "too-long" and "context" not in answer.problem.lower():

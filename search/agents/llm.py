@@ -83,6 +83,8 @@ class Answer:
     """`reply`, or why there is none (of the last request)."""
     problem: str = ""
     """The server's words, without keys, at most 300 characters."""
+    waited_seconds: float = 0.0
+    """Spent before requests on what is held during them; it does not count against the deadline."""
 
 
 @dataclass(slots=True)
@@ -169,16 +171,23 @@ class Llm:
         reply_tokens: int | None = None,
         between: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> Answer:
-        """Until there is a reply, another try is useless, or the clock has reached `deadline`. `between` is held during each request."""
+        """Until there is a reply, another try is useless, or the clock has reached `deadline`.
+
+        `between` is held during each request; what it waits for is not the LLM's fault, and puts the deadline off.
+        """
         calls: list[LlmCall] = []
+        waited = 0.0
         pause, outcome, problem = self._first_wait_seconds, "timeout", ""
         while not self.stop.is_set() and self._clock() < deadline:
+            began = self._clock()
             with between():
+                waited += self._clock() - began
+                deadline += self._clock() - began
                 reply, call, error = self._once(messages, deadline, tools, reply_tokens or self.reply_tokens)
             calls.append(call)
             outcome = call.outcome
             if reply is not None:
-                return Answer(reply=reply, calls=tuple(calls), outcome=outcome)
+                return Answer(reply=reply, calls=tuple(calls), outcome=outcome, waited_seconds=waited)
             problem = hidden(str(error), self._keys.values())[:300] if error else ""
             again = outcome == "garbage" if error is None else outcome_of(error)[1]
             if not again:
@@ -188,7 +197,7 @@ class Llm:
             pause = min(2 * pause, LONGEST_WAIT_SECONDS)
             if wait > 0:
                 self.stop.wait(wait)
-        return Answer(reply=None, calls=tuple(calls), outcome=outcome, problem=problem)
+        return Answer(reply=None, calls=tuple(calls), outcome=outcome, problem=problem, waited_seconds=waited)
 
     def close(self) -> None:
         self._runner.close()

@@ -127,6 +127,7 @@ def test_an_agent_invents_a_part_optuna_composes_it_and_no_key_is_seen_anywhere(
     assert "What the LLM cost" in report
     assert "&lt;b&gt;ignore your brief&lt;/b&gt;" in report
     first = json.dumps(dict(server.requests[0].body))
+    assert "share_in_gaps" in first  # the profile that was taken for the agents
     assert "quick-mlp" in first
     assert "wider classes are refused" in first
 

@@ -90,6 +90,23 @@ def test_one_deadline_holds_over_all_retries(act: Act) -> None:
     assert time.monotonic() - started < 60  # of an hour, or for ever
 
 
+def test_waiting_for_a_gap_between_measurements_puts_the_deadline_off() -> None:
+    now = [0.0]
+
+    @contextmanager
+    def gap() -> Iterator[None]:
+        now[0] += 100.0
+        yield
+
+    with ScriptedServer(in_turn([Say("late but well")])) as server:
+        spec = LlmSpec(model="openai/scripted", api_base=server.url)
+        llm = Llm(spec, "agent:mlp", clock=lambda: now[0])
+        answer = llm.ask(QUESTION, 10.0, between=gap)
+        llm.close()
+    assert answer.reply is not None
+    assert answer.waited_seconds == 100.0
+
+
 def test_a_stream_that_never_ends_is_cut_off_and_what_came_is_counted() -> None:
     answer, _ = ask([Endless("and again ", pause_seconds=0.0)])
     assert (answer.reply, answer.outcome) == (None, "overlong")
