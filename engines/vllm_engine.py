@@ -50,6 +50,9 @@ class VllmEngine(DecoderEngine):
         self._python = python or find_python()
         self._arguments = dict(arguments or {})
 
+    profile = None  # type: ignore[assignment]
+    """vLLM's packed weights and its kernels are not seen into: this engine is no `Profiles`."""
+
     def baselines(self) -> Sequence[str]:
         """None: transformers' own loop is the decoder engine's denominator."""
         return ()

@@ -107,7 +107,8 @@ class ColdVllm:
             body = {**orders, "model": self._model, "dtype": model.dtype, "rows": self._rows(), "answer": str(answer)}
             body["max_model_len"] = min(1024, model.max_context)
             request.write_text(json.dumps(json_safe(body)))
-            environment = vllm_environment(self.threads, {}) | {"HOME": folder, "TMPDIR": folder}
+            # One home for all starts: vLLM keeps there what it finds out about a model in a process of its own.
+            environment = vllm_environment(self.threads, {}) | {"HOME": str(self.folder), "TMPDIR": folder}
             environment["PYTHONPATH"] = str(ROOT)
             command = [self._python, "-m", "benchmarks.experiments.run_cold_vllm", str(request)]
             subprocess.run(

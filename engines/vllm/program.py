@@ -8,8 +8,10 @@ another process, and its contexts are written into vLLM's pages.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._inductor.config as inductor
-from vllm import LLM
+from vllm import LLM, ModelRegistry
 from vllm.version import __version__ as VLLM_VERSION
 
 from engines.decoder import fingerprint
@@ -35,15 +37,15 @@ from engines.program import (
 from engines.vllm.environment import OPTIONS_VARIABLE
 from engines.vllm.extension import DERIVED
 from engines.vllm.folder import model_folder, raise_loopback
+from engines.vllm.rows import Rows
 from engines.vllm.serving import serve
-from engines.vllm.steps import Pages, Sequences, write_kv
+from engines.vllm.steps import Pages, Sequences
 from hotpass.canonical import content_hash, to_plain
 from hotpass.decode import from_plain
 from hotpass.errors import InputError
 from hotpass.records.candidate import AS_LOADED, Candidate
 from hotpass.records.deployment import ModelRef
 from hotpass.records.measurement import Failure, FailureKind, ReloadReport
-from hotpass.records.shapes import Phase
 from hotpass.records.slots import SlotTable
 
 if TYPE_CHECKING:
@@ -62,10 +64,7 @@ class VllmProgram:
     def __init__(self) -> None:
         self._llm: Any = None
         self._pages: Pages
-        self._rows: dict[tuple[str, int], list[list[Any]]] = {}
-        """(side, row) → pages of each sequence."""
-        self._ended: dict[tuple[str, int], list[int]] = {}
-        """(side, row) → positions written after the last window."""
+        self._rows: Rows
 
     def load(
         self,
@@ -81,26 +80,26 @@ class VllmProgram:
         if list(cuts) != [tuple(range(model.num_layers))] or device != "cpu":
             raise InputError("cuts", list(cuts), f"on {device} are not for vLLM", "load the whole model on the CPU")
         raise_loopback()
-        inductor.cpp_cache_precompile_headers = (
-            False  # their folder was chosen before the fork, where a child may not write
-        )
+        # The folder of precompiled headers was chosen before the fork, where a child may not write.
+        inductor.cpp_cache_precompile_headers = False
         inductor.compile_threads = 1
         self._model, self._weights, self._plan, self._threads = model, weights, plan, threads
         self._epoch = content_hash([model.weights_hash, model.config_hash, model.dtype, VLLM_VERSION])
         options = json.loads(os.environ[OPTIONS_VARIABLE])
         folder = model_folder(model, tempfile.gettempdir())
+        known = ModelRegistry.models.get(model.architecture)
+        if (
+            known is not None
+        ):  # imported here, it need not be looked into by a process of its own, which would import vLLM anew
+            ModelRegistry.register_model(model.architecture, known.load_model_cls())
         self._llm = LLM(model=folder, dtype=model.dtype, worker_extension_cls=EXTENSION, **options)
         self._core = self._llm.llm_engine.engine_core.engine_core
         self._rpc("hotpass_begin", VLLM_VERSION, threads)
         engine_at = time.perf_counter()
         self._pages = Pages(self._core)
-        for side in SIDES:
-            for row in range(len(plan.rows)):
-                needs = self._row_positions(row)
-                self._rows[side, row] = [self._pages.take(count) for count in needs]
+        self._rows = Rows(self._core, self._pages, plan, SIDES)
         self._probe_pages = self._pages.take(len(PROBE) + 2)
-        for row in range(len(plan.rows)):
-            self._warm(row)
+        self._rows.warm(SIDES[0])
         self._probe()
         self._born = fingerprint.watched_callables(self._classes())
         return {"engine": (engine_at - start) * 1e3, "warm-up": (time.perf_counter() - engine_at) * 1e3}
@@ -128,9 +127,11 @@ class VllmProgram:
         report = from_plain(ReloadReport, reply["report"])
         swapped = time.perf_counter()
         try:
-            self._recapture(side) if candidate.parts and self._rpc("hotpass_compiles") else self._activate(side)
-            for row in range(len(self._plan.rows)):
-                self._warm(row, side)
+            if candidate.parts and self._rpc("hotpass_compiles"):
+                self._recapture(side)
+            else:
+                self._activate(side)
+            self._rows.warm(side)
         except (Exception, SystemExit) as error:
             self._rpc("hotpass_uninstall", side)
             raise failed_by(error, FailureKind.EXCEPTION, "the forward fails") from None
@@ -140,15 +141,7 @@ class VllmProgram:
             "swap": (swapped - start) * 1e3 - sum(report.phases_ms.values()),
             "warm-up": (time.perf_counter() - swapped) * 1e3,
         }
-        return ReloadReport(
-            candidate_id=report.candidate_id,
-            side=report.side,
-            declared=report.declared,
-            actual=report.actual,
-            phases_ms=phases,
-            slots=report.slots,
-            derived_bytes=report.derived_bytes,
-        )
+        return dataclasses.replace(report, phases_ms=phases)
 
     def uninstall(self, side: str) -> None:
         try:
@@ -161,9 +154,7 @@ class VllmProgram:
         raise InputError("contexts", row, "are not computed by vLLM", "ask the reference child")
 
     def load_contexts(self, side: str, cut: int, row: int, contexts: Sequence[torch.Tensor]) -> None:
-        for blocks, context in zip(self._rows[side, row], contexts, strict=True):
-            if context.shape[-2]:
-                write_kv(self._core, self._pages, blocks, context)
+        self._rows.load_contexts(side, row, contexts)
 
     def run_window(self, side: str, cut: int, row: int, inputs: WindowInputs, out: torch.Tensor) -> WindowReply:
         """Steps through vLLM's runner and sampler. A candidate's fault is the reply's `failure`."""
@@ -172,7 +163,7 @@ class VllmProgram:
         compiled, failure, done = _compiled(), None, 0
         start = time.perf_counter()
         try:
-            for done, logits in enumerate(self._steps(side, row, inputs.tokens), start=1):
+            for done, logits in enumerate(self._rows.steps(side, row, inputs.tokens), start=1):
                 out[done - 1].copy_(logits)
         except (Exception, SystemExit) as error:
             if not self._rpc("hotpass_installed", side):
@@ -227,10 +218,7 @@ class VllmProgram:
     def answer_from_kv(self, side: str, cut: int, row: int, tokens: Sequence[int], out: torch.Tensor) -> bool:
         """As loaded, the last position of each sequence again, on the pages that the side's last window left."""
         self._activate("")
-        ends = self._ended[side, row]
-        own = [[token] for token in tokens]
-        with Sequences(self._core, self._rows[side, row], [end - 1 for end in ends], own) as sequences:
-            out[0].copy_(sequences.step([1] * len(own)))
+        out[0].copy_(self._rows.answer(side, row, tokens))
         return True
 
     def logits_at(
@@ -268,37 +256,6 @@ class VllmProgram:
             self._rpc(phase, side)
             self._step_probe()
         self._rpc("hotpass_recaptured", side)
-
-    def _row_positions(self, row: int) -> list[int]:
-        """Positions that each sequence of a row may come to hold."""
-        item, plan = self._plan.rows[row], self._plan
-        steps = plan.steps_per_window[row] if item.phase is Phase.DECODE else 1
-        pairs = zip(plan.row_contexts(row), plan.row_query_lens(row), strict=True)
-        return [context + query * steps for context, query in pairs]
-
-    def _steps(self, side: str, row: int, tokens: torch.Tensor) -> Any:
-        """Logits [num_seqs, vocab] of each step of a window: decode goes on, the others repeat theirs."""
-        contexts, queries = self._plan.row_contexts(row), self._plan.row_query_lens(row)
-        pages = self._rows[side, row]
-        split = [list(torch.split(step, list(queries))) for step in tokens]
-        if self._plan.rows[row].phase is Phase.DECODE:
-            own = [[int(step[index]) for step in split] for index in range(len(queries))]
-            with Sequences(self._core, pages, contexts, own) as sequences:
-                for _ in split:
-                    yield sequences.step(queries)
-            self._ended[side, row] = [context + len(split) for context in contexts]
-            return
-        for step in split:
-            with Sequences(self._core, pages, contexts, [part.tolist() for part in step]) as sequences:
-                yield sequences.step(queries)
-        self._ended[side, row] = [context + query for context, query in zip(contexts, queries, strict=True)]
-
-    def _warm(self, row: int, side: str = "incumbent") -> None:
-        """A step of a row; what it writes lies where a window will write."""
-        queries = sum(self._plan.row_query_lens(row))
-        steps = 2 if self._plan.rows[row].phase is Phase.DECODE else 1
-        for _ in self._steps(side, row, torch.ones(steps, queries, dtype=torch.int64)):
-            pass
 
     def _text(self, side: str, tokens: Sequence[int], counts: Sequence[int], keep: int = 0) -> list[torch.Tensor]:
         """Logits [vocab] after each count of tokens of one text; only the last `keep` where that is positive."""
@@ -350,7 +307,5 @@ class VllmProgram:
 
 def _compiled() -> int:
     """Frames that dynamo compiled in this process; grows, never falls."""
-    import sys
-
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["frames"]["total"]) if dynamo is not None else 0

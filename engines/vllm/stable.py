@@ -22,7 +22,7 @@ from hotpass.records.deployment import ModelRef
 PROGRAM = "engines.vllm.program:VllmProgram"
 IMPORTS = (
     "numpy", "torch", "engines.child", "engines.memory", "engines.prepare.store", "engines.keeper", "vllm", "vllm.entrypoints.llm",
-    "vllm.v1.engine.llm_engine", "vllm.v1.worker.cpu_worker", "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.engine.llm_engine", "vllm.v1.worker.cpu_worker", "vllm.v1.executor.uniproc_executor", "engines.vllm.program",
 )  # fmt: skip
 """What the second zygote imports: everything slow that computes nothing and starts no thread."""
 BLOCK_SIZE = 128

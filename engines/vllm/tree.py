@@ -8,10 +8,9 @@ candidate is there. Runs inside vLLM's worker; knows the step only by vLLM's own
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,45 +18,19 @@ from typing import Any
 
 import torch
 
-from engines.decoder.source import CompiledPart, bound_params, compile_part, failed, failed_by
+from engines.decoder.source import CompiledPart, compile_part, failed, failed_by
 from engines.prepare.store import layer_of
 from engines.vllm.compiled import CompiledStates, Opaque
+from engines.vllm.parts import Forward, VllmContext, check_settings, derived_weights, libraries, prepared
 from engines.vllm.step import Step
 from hotpass.canonical import bytes_hash
 from hotpass.domain import Domain
 from hotpass.parts import conflicts
-from hotpass.records.candidate import Candidate, Reload, Value
+from hotpass.records.candidate import Candidate, Reload
 from hotpass.records.measurement import FailureKind, ReloadReport, Side, Tier
 from hotpass.records.slots import Slot, SlotTable, covered_slots
 
 NO_SLOT = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential, torch.nn.Dropout)
-Forward = Callable[..., Any]
-
-
-@dataclass(kw_only=True, slots=True)
-class VllmContext:
-    """What a part's `prepare` gets (`engines.protocol.PartContext`). vLLM's KV is reached through the kept `Attention`."""
-
-    weights: Mapping[str, torch.Tensor]
-    config: Any
-    device: torch.device
-    threads: int
-    settings: Mapping[str, Value]
-    native: Mapping[str, Any]
-    slot: str
-    layer: int | None
-    kv: None
-    """vLLM's pages belong to its attention layers; no part writes them but through those."""
-    step: Step
-    keeps: Mapping[str, torch.nn.Module]
-    fallback: Forward
-
-    def kept(self, name: str) -> Forward:
-        """The child named in `keeps`; KeyError for another name."""
-        return self.keeps[name]
-
-    def reference(self) -> Forward:
-        return self.fallback
 
 
 @dataclass(kw_only=True, slots=True)
@@ -113,7 +86,7 @@ class Tree:
         phases: dict[str, float] = {}
         try:
             start = time.perf_counter()
-            _check_settings(candidate)
+            check_settings(candidate)
             parts = self._compiled(candidate, installed.undo)
             claimed = self._claimed(parts)
             phases["source"] = (time.perf_counter() - start) * 1e3
@@ -257,11 +230,11 @@ class Tree:
         """An instance of its part for every claimed slot, prepared. Returns bytes of derived weights."""
         total = 0
         for index, (part, slots) in enumerate(zip(parts, claimed, strict=True)):
-            libraries = _libraries(part, native[index] if index < len(native) else {})
+            loaded = libraries(part, native[index] if index < len(native) else {})
             made = derived[index] if index < len(derived) else {}
             domain = part.declared.parsed_domain
             for slot in slots:
-                weights = _derived(part, made, slot)
+                weights = derived_weights(part, made, slot)
                 total += sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
                 fallback = installed.forwards.get(slot) or self.modules[slot].forward
                 context = VllmContext(
@@ -270,7 +243,7 @@ class Tree:
                     device=torch.device("cpu"),
                     threads=self._threads,
                     settings={},
-                    native=libraries,
+                    native=loaded,
                     slot=slot,
                     layer=layer_of(slot),
                     kv=None,
@@ -278,7 +251,7 @@ class Tree:
                     keeps=self._kept(part, slot),
                     fallback=fallback,
                 )
-                forward = _prepared(part, context, installed.undo)
+                forward = prepared(part, context, installed.undo)
                 installed.counts[slot] = 0
                 dispatch = _dispatcher(forward, fallback, domain, self.step, installed.counts, slot)
                 installed.forwards[slot] = dispatch
@@ -303,50 +276,6 @@ def _dispatcher(
         return fallback(*args, **kwargs)
 
     return dispatch
-
-
-def _check_settings(candidate: Candidate) -> None:
-    for name, value in candidate.settings.items():
-        raise failed(FailureKind.INSTALL, f"setting {name}={value}: the vllm engine takes its arguments at load only")
-    for name, degree in candidate.parallelism.items():
-        if degree != 1:
-            raise failed(FailureKind.INSTALL, f"parallelism {name}={degree}: the vllm engine runs with one rank")
-
-
-def _prepared(part: CompiledPart, context: VllmContext, undo: ExitStack) -> Forward:
-    """The forward of a fresh instance, prepared; its close is on the stack."""
-    params = bound_params(part.use, part.declared)
-    try:
-        with torch.inference_mode():
-            instance = part.cls()
-            if hasattr(instance, "prepare"):
-                instance.prepare(context, params)
-    except (Exception, SystemExit) as error:
-        raise failed_by(error, FailureKind.INSTALL, f"part {part.name}: prepare fails at {context.slot}") from None
-    if hasattr(instance, "close"):
-        undo.callback(instance.close)
-    forward: Forward = instance.forward
-    return forward
-
-
-def _libraries(part: CompiledPart, paths: Mapping[str, str]) -> dict[str, Any]:
-    missing = sorted(set(part.declared.native) - set(paths))
-    if missing:
-        raise failed(FailureKind.BUILD, f"part {part.name}: library {missing[0]} was not built")
-    try:
-        return {name: ctypes.CDLL(paths[name]) for name in part.declared.native}
-    except OSError as error:
-        raise failed_by(error, FailureKind.INSTALL, f"part {part.name}: a library does not load") from None
-
-
-def _derived(
-    part: CompiledPart, made: Mapping[str, Mapping[str, torch.Tensor]], slot: str
-) -> Mapping[str, torch.Tensor]:
-    if not part.has_weights:
-        return {}
-    if slot not in made:
-        raise failed(FailureKind.BUILD, f"part {part.name}: the derived weights of {slot} are missing")
-    return made[slot]
 
 
 def _slot(name: str, module: torch.nn.Module) -> Slot:

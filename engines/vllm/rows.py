@@ -1,0 +1,71 @@
+"""Rows of the shape table in vLLM's pages: each sequence of each side has pages of its own, and steps on top of its context.
+
+load_contexts ──► pages        steps ──► logits of a window        answer ──► the last position again, as loaded
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from engines.program import KvPlan
+from engines.vllm.steps import Pages, Sequences, write_kv
+from hotpass.records.shapes import Phase
+
+
+class Rows:
+    """All rows of some sides. Whose parts run is not its business."""
+
+    def __init__(self, core: Any, pages: Pages, plan: KvPlan, sides: Sequence[str]) -> None:
+        self._core, self._pages, self._plan = core, pages, plan
+        self._held = {
+            (side, row): [pages.take(count) for count in self._positions(row)]
+            for side in sides
+            for row in range(len(plan.rows))
+        }
+        self._ended: dict[tuple[str, int], list[int]] = {}
+        """(side, row) → positions written after the last window."""
+
+    def load_contexts(self, side: str, row: int, contexts: Sequence[torch.Tensor]) -> None:
+        """Keys and values float32 [layers, 2, kv_heads, positions, head_dim] of each sequence."""
+        for blocks, context in zip(self._held[side, row], contexts, strict=True):
+            if context.shape[-2]:
+                write_kv(self._core, self._pages, blocks, context)
+
+    def steps(self, side: str, row: int, tokens: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Logits [num_seqs, vocab] of each step of a window: decode goes on, the others repeat theirs."""
+        contexts, queries = self._plan.row_contexts(row), self._plan.row_query_lens(row)
+        pages = self._held[side, row]
+        split = [list(torch.split(step, list(queries))) for step in tokens]
+        if self._plan.rows[row].phase is Phase.DECODE:
+            own = [[int(step[index]) for step in split] for index in range(len(queries))]
+            with Sequences(self._core, pages, contexts, own) as sequences:
+                for _ in split:
+                    yield sequences.step(queries)
+            self._ended[side, row] = [context + len(split) for context in contexts]
+            return
+        for step in split:
+            with Sequences(self._core, pages, contexts, [part.tolist() for part in step]) as sequences:
+                yield sequences.step(queries)
+        self._ended[side, row] = [context + query for context, query in zip(contexts, queries, strict=True)]
+
+    def warm(self, side: str) -> None:
+        """A step or two of every row; what they write lies where windows will write."""
+        for row, item in enumerate(self._plan.rows):
+            steps = 2 if item.phase is Phase.DECODE else 1
+            for _ in self.steps(side, row, torch.ones(steps, item.query_tokens, dtype=torch.int64)):
+                pass
+
+    def answer(self, side: str, row: int, tokens: Sequence[int]) -> torch.Tensor:
+        """Logits [num_seqs, vocab] of the last position of each sequence, again, on the pages that the side's last window left."""
+        ends, own = self._ended[side, row], [[token] for token in tokens]
+        with Sequences(self._core, self._held[side, row], [end - 1 for end in ends], own) as sequences:
+            return sequences.step([1] * len(own)).clone()
+
+    def _positions(self, row: int) -> list[int]:
+        """Positions that each sequence of a row may come to hold."""
+        steps = self._plan.steps_per_window[row] if self._plan.rows[row].phase is Phase.DECODE else 1
+        pairs = zip(self._plan.row_contexts(row), self._plan.row_query_lens(row), strict=True)
+        return [context + query * steps for context, query in pairs]
