@@ -46,7 +46,7 @@ class Child:
         """Of the weights, as the child's first window said it."""
         self.phases_ms: dict[str, float] = {"fork": self._forked.fork_ms}
         hello = self._reply(time.monotonic() + 60.0)
-        self.facts: Mapping[str, str] = {name: str(hello.body[name]) for name in ("network", "unconfined")}
+        self.facts: Mapping[str, str] = {name: str(hello.body[name]) for name in ("network", "processes", "unconfined")}
 
     def __enter__(self) -> Child:
         return self

@@ -161,7 +161,8 @@ class DecoderEngine:
 
     @property
     def facts(self) -> Mapping[str, str]:
-        """What the machine permitted: `network` is `none`, or says why children could not be cut off; `unconfined` is
+        """What the machine permitted: `network` is `none`, or says why children could not be cut off; `processes` says what holds the
+        number of theirs; `unconfined` is
         `nothing`, or what of files, memory and signals of other processes is in a child's reach."""
         return dict(self._loaded.facts)
 

@@ -1,7 +1,7 @@
 """What a child may use, and how the kernel is told: session, limits, network, death of the parent, environment, output.
 
 Called in a freshly forked child, before any code of a candidate. What a kernel or a container does not permit is reported in the
-result, never silently left out. What is not here: a process namespace and cgroups.
+result, never silently left out. What is not here: a process namespace; cgroups (`engines.processes`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ChildLimits:
     """Largest file that it may write; 0 leaves it unlimited."""
     open_files: int = 1024
     extra_processes: int = 512
-    """Processes and threads beyond those that its user has now (no effect for root)."""
+    """Processes and threads: of the child in a pids cgroup, else beyond those that its user has now (`engines.processes`)."""
     output_bytes: int = 1 << 20
     """Of stdout and stderr together; what is written beyond that is lost."""
     network: bool = False

@@ -40,6 +40,7 @@ from engines.limits import (
     replace_environment,
     reset_signals,
 )
+from engines.processes import WATCH_MS, PidsGroup, Watch, ceiling
 from engines.wire import (
     REPLY_LIMIT,
     REQUEST_LIMIT,
@@ -162,6 +163,9 @@ class Zygote:
 class _Child:
     pidfd: int
     folder: Path
+    group: PidsGroup | None
+    watch: Watch | None
+    """Where nothing else limits the number of its processes."""
 
 
 class _Server:
@@ -193,7 +197,13 @@ class _Server:
         poll = select.poll()
         for fd in [self.channel.fileno(), *(child.pidfd for child in self.children.values())]:
             poll.register(fd, select.POLLIN)
-        return [fd for fd, _ in poll.poll(PARENT_CHECK_MS)]
+        watched = [(pid, child) for pid, child in self.children.items() if child.watch is not None]
+        ready = [fd for fd, _ in poll.poll(WATCH_MS if watched else PARENT_CHECK_MS)]
+        for pid, child in watched:
+            if child.watch is not None and child.watch.has_too_many(pid, self.children):
+                _kill(partial(os.killpg, pid, signal.SIGKILL))  # its end is told as any other's
+                _kill(partial(signal.pidfd_send_signal, child.pidfd, signal.SIGKILL))
+        return ready
 
     def _answer(self, message: Message) -> None:
         if message.kind == "prepare":
@@ -226,19 +236,22 @@ class _Server:
     def _fork(self, message: Message) -> None:
         limits = from_plain(ChildLimits, message.body["limits"])
         folder = Path(tempfile.mkdtemp(prefix="hotpass-child-"))
-        zygote = os.getpid()
+        zygote, group = os.getpid(), PidsGroup.new(limits.extra_processes)
         try:
             pid = os.fork()
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
+            if group is not None:
+                group.remove()
             close_all(message.fds)
             self.channel.send("error", str(error))
             return
         if pid == 0:
-            _become_child(zygote, message.body["program"], limits, folder, *message.fds)
+            _become_child(zygote, message.body["program"], limits, folder, group, *message.fds)
         close_all(message.fds)
         pidfd = os.pidfd_open(pid)
-        self.children[pid] = _Child(pidfd=pidfd, folder=folder)
+        watch = Watch(limits.extra_processes) if group is None and os.getuid() == 0 else None
+        self.children[pid] = _Child(pidfd=pidfd, folder=folder, group=group, watch=watch)
         self.channel.send("forked", {"pid": pid}, fds=[pidfd])
 
     def _reap(self, pid: int, *, report: bool = True) -> None:
@@ -247,9 +260,13 @@ class _Server:
             return  # it ended by itself meanwhile and was reported
         _kill(partial(os.killpg, pid, signal.SIGKILL))
         _kill(partial(signal.pidfd_send_signal, child.pidfd, signal.SIGKILL))
+        if child.group is not None:
+            child.group.end()
         _, status = os.waitpid(pid, 0)
         os.close(child.pidfd)
         self._end_orphans()
+        if child.group is not None:
+            child.group.remove()
         shutil.rmtree(child.folder, ignore_errors=True)
         if report:
             self.channel.send("ended", {"pid": pid, "status": status})
@@ -272,10 +289,14 @@ def _kill(action: Callable[[], None]) -> None:
         action()
 
 
-def _become_child(zygote: int, program: str, limits: ChildLimits, folder: Path, sock: int, output: int) -> None:
+def _become_child(
+    zygote: int, program: str, limits: ChildLimits, folder: Path, group: PidsGroup | None, sock: int, output: int
+) -> None:
     """From the fork to the program's loop. Never returns."""
     status = 70
     try:
+        if group is not None:
+            group.enter()
         os.setsid()
         die_with_parent(zygote)
         reset_signals()
@@ -289,6 +310,7 @@ def _become_child(zygote: int, program: str, limits: ChildLimits, folder: Path, 
         replace_environment({**os.environ, **_home(folder)})
         facts = {
             "network": "open" if limits.network else leave_network() or "none",
+            "processes": ceiling(group, limits.extra_processes),
             "unconfined": (confine(folder) or "nothing") if limits.confined else "files, memory, signals",
         }
         apply_limits(limits)

@@ -64,11 +64,13 @@ def deployment(tiny_model: ModelRef) -> Deployment:
     )
 
 
-def toy_engine(*, limits: ChildLimits | None = None, **options: object) -> DecoderEngine:
+def toy_engine(
+    *, limits: ChildLimits | None = None, program: str = "toy_program:ToyProgram", **options: object
+) -> DecoderEngine:
     """Not loaded yet."""
     return DecoderEngine(
         "toy",
-        program="toy_program:ToyProgram",
+        program=program,
         search_path=[str(Path(__file__).parent)],
         threads=1,
         window_ms=2.0,
