@@ -64,8 +64,13 @@ class NearLink:
 class RemoteLink:
     """A `BoardServer` in an actor, as agents in other actors see it. Travels to them; raises hotpass errors only."""
 
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
+    def __init__(self, name: str) -> None:
+        """`name`: of the actor, in the namespace of the job. A handle among an actor's arguments would bind its restarts to it."""
+        self._name = name
+        self._actor: Any = None
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return (type(self), (self._name,))
 
     def call(self, author: str, tool: str, arguments: Mapping[str, Any]) -> Json:
         return self._ask("call", author, tool, dict(arguments))
@@ -84,4 +89,6 @@ class RemoteLink:
         import ray
 
         with ray_errors():
+            if self._actor is None:
+                self._actor = ray.get_actor(self._name)
             return ray.get(getattr(self._actor, method).remote(*arguments), timeout=ANSWER_SECONDS)

@@ -178,16 +178,17 @@ class RemoteAgents:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+        name = f"board-{folder.resolve()}"
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         with ray_errors():
             self._board = ray.remote(BoardServer).options(
                 num_cpus=0, num_gpus=0, max_restarts=-1, max_task_retries=2, max_concurrency=4 + len(specs),
-                scheduling_strategy=here,
+                scheduling_strategy=here, name=name,
             ).remote(partial(open_desk, folder.resolve()))  # fmt: skip
             made = ray.remote(ProposerServer).options(
                 num_cpus=0, num_gpus=0, max_restarts=4, max_task_retries=4, max_concurrency=3
             )
-            link = RemoteLink(self._board)
+            link = RemoteLink(name)
             self._actors = {f"agent:{brief_of(spec.index).name}": made.remote(spec, link, dict(keys)) for spec in specs}
             self._runs: dict[str, Any] = {author: actor.run.remote() for author, actor in self._actors.items()}
         self._known = {author: Standing() for author in self._actors}

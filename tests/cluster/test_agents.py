@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from actors.engine import Measured
@@ -28,7 +29,7 @@ from engines.fake import FakeEngine
 from hotpass.errors import InputError
 from hotpass.records.candidate import Candidate, PartSource
 from hotpass.records.measurement import Assignment
-from search.agents.scripted import Act, Endless, Fail, Garbage, Say, ScriptedServer, in_turn, tool_text
+from search.agents.scripted import Act, Endless, Fail, Garbage, Say, ScriptedServer, Stall, in_turn, tool_text
 from search.inbox import Inbox
 from tests.cluster.campaigns import FACTORS, PARTS, fake, machines_with, make_plan, make_running, part
 
@@ -149,16 +150,38 @@ def test_a_dead_llm_changes_nothing_about_a_search(tmp_path: Path) -> None:
     assert dead.result is not None
 
 
+class Killing:
+    """A script whose second request kills the agent that asked, and whose third kills the board before it is answered."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, body: Mapping[str, Any]) -> Act:
+        self.count += 1
+        if self.count == 2:
+            kill_one("ray::ProposerServer")
+        if self.count == 3:
+            kill_one("ray::BoardServer")
+        return [Say(submit(INVENTED)), Stall(), Say(submit(part("second", "mlp"))), Fail(401)][min(self.count, 4) - 1]
+
+
+def kill_one(name: str) -> None:
+    """The one process of that name among those that this test's Ray started."""
+    (found,) = [p for p in psutil.Process().children(recursive=True) if " ".join(p.cmdline()).startswith(name)]
+    found.kill()
+
+
 @pytest.mark.ray
 @pytest.mark.slow
-def test_agents_are_actors_whose_keys_nobody_else_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_are_actors_that_survive_a_kill_and_whose_keys_nobody_else_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import ray
 
     from actors.local import connected
 
     monkeypatch.setenv("HOTPASS_LLM_API_KEY", CANARY)
-    acts = [Say(submit(INVENTED)), Say(submit(part("second", "mlp"))), Fail(401)]
-    with ScriptedServer(in_turn(acts)) as server:
+    with ScriptedServer(Killing()) as server:
         running = make_running(
             tmp_path / "c", agents=1, llm="openai/scripted", llm_api_base=server.url, sampler="none", ray=True, baselines=False
         )  # fmt: skip
@@ -170,11 +193,12 @@ def test_agents_are_actors_whose_keys_nobody_else_has(tmp_path: Path, monkeypatc
             run_campaign(running)
     assert CANARY not in environment.values()
     state = read_state(tmp_path / "c")
-    assert {i.proposer for i in state.candidates.values()} == {"agent:mlp"}
-    assert {i.label for i in state.candidates.values()} == {"invented", "second"} or len(state.candidates) == 2
+    assert sorted(sorted(info.parts) for info in state.candidates.values()) == [["invented"], ["invented", "second"]]
+    assert {info.proposer for info in state.candidates.values()} == {"agent:mlp"}
+    assert all(len(state.attempts_of(candidate_id)) >= 1 for candidate_id in state.candidates)
     assert state.llm_spend["agent:mlp"].replies == 2
     assert all(request.authorization == f"Bearer {CANARY}" for request in server.requests)
-    assert len(load_candidates(tmp_path / "c")) == 2
+    assert set(load_candidates(tmp_path / "c")) == set(state.candidates)
 
 
 def test_caps_are_shared_out_and_a_local_llm_takes_the_lease(tmp_path: Path) -> None:
