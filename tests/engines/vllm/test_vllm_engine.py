@@ -11,6 +11,8 @@ from hotpass.records.deployment import Deployment
 from hotpass.records.measurement import FailureKind, Side
 from tests.engines.vllm.vllm_parts import part
 
+# One start of vLLM: a quarter of a minute here, minutes on a busy machine.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 MLP = "model.layers.*.mlp"
 PROMPTS = ((1, 2, 3, 4), (9, 8, 7))
 
