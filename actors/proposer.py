@@ -13,7 +13,7 @@ import contextlib
 import ipaddress
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -52,6 +52,8 @@ class ProposerSpec:
     """One deadline for each proposal, over all requests and retries."""
     lease_domain: str = ""
     """Memory-bandwidth domain that a local LLM shares with the engines; empty when the LLM runs elsewhere."""
+    niceness: int = 0
+    """Added to that of its process, where it has one of its own: whatever measures on the same cores comes first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +99,7 @@ class ProposerServer:
     def run(self) -> Standing:
         """Never raises: what went wrong is the standing's."""
         give_keys(self._keys, os.environ)
+        os.nice(self.spec.niceness)
         try:
             reason = self._propose()
         except HotpassError as error:
@@ -167,17 +170,14 @@ def _beside(domain: str, patience_seconds: float) -> Callable[[], AbstractContex
     Without a gap between measurements in all that time the request is made all the same: a lease is a courtesy, a deadline is not.
     """
 
-    @contextlib.contextmanager
-    def held():  # type: ignore[no-untyped-def]
-        lease = MeasuringLease(domain, patience_seconds=patience_seconds)
-        try:
-            entered = lease.__enter__()
-        except MachineError:
-            yield None
-            return
-        try:
-            yield entered
-        finally:
-            lease.__exit__(None, None, None)
+    if not domain:
+        return contextlib.nullcontext
 
-    return held if domain else contextlib.nullcontext
+    @contextlib.contextmanager
+    def held() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(MachineError):
+                stack.enter_context(MeasuringLease(domain, patience_seconds=patience_seconds))
+            yield
+
+    return held

@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,6 +37,8 @@ from search.agents.spend import LlmCaps
 
 STOP_SECONDS = 10.0
 """An agent ends its request within this after it was told to stop; an actor that does not is killed."""
+NICENESS = 15
+"""Of agents' own processes."""
 LOOK_SECONDS = 1.0
 """Between two questions to an actor how it stands."""
 
@@ -189,7 +192,10 @@ class RemoteAgents:
                 num_cpus=0, num_gpus=0, max_restarts=4, max_task_retries=4, max_concurrency=3
             )
             link = RemoteLink(name)
-            self._actors = {f"agent:{brief_of(spec.index).name}": made.remote(spec, link, dict(keys)) for spec in specs}
+            self._actors = {
+                f"agent:{brief_of(spec.index).name}": made.remote(replace(spec, niceness=NICENESS), link, dict(keys))
+                for spec in specs
+            }
             self._runs: dict[str, Any] = {author: actor.run.remote() for author, actor in self._actors.items()}
         self._known = {author: Standing() for author in self._actors}
         self._asked: dict[str, Any] = {}

@@ -21,7 +21,7 @@ from cluster.events import writer_of
 from cluster.follow import Follower
 from cluster.journal import FOLDER
 from cluster.plan import Plan, read_plan
-from engines.quick_check import QuickReport, quick_check
+from engines.quick_check import quick_check
 from hotpass.canonical import Json
 from hotpass.errors import InputError, MachineError, nearest
 from hotpass.parts import declaration
@@ -256,7 +256,7 @@ class CampaignDesk:
                 "problem": "",
                 "note": "engines are measuring; try again later, or submit",
             }
-        return _checked(report)
+        return telling.checked(report)
 
     def submit_proposal(self, author: str, asked: tools.SubmitProposal) -> Json:
         state = self.follower.refresh()
@@ -336,26 +336,3 @@ class CampaignDesk:
                 texts = describe_slots(self.plan.deployment.model)
             write_sources(self.folder, texts)
         return texts
-
-
-def _checked(report: QuickReport) -> Json:
-    problem = report.problem
-    answer: dict[str, Json] = {
-        "looks": "wrong" if problem else "right",
-        "problem": problem,
-        "note": "a small check of one layer, not the verdict",
-        "seconds": round(report.seconds, 1),
-        "rows": [
-            {
-                "shape": row.shape,
-                "calls": row.calls,
-                "max_abs": float(f"{min(row.max_abs, 1e30):.3g}"),
-                "relative": float(f"{min(row.relative_rms, 1e30):.3g}"),
-                "loaded_max_abs": float(f"{row.loaded_max_abs:.3g}"),
-            }
-            for row in report.rows
-        ],
-    }
-    if report.failure is not None and report.failure.detail:
-        answer["detail"] = report.failure.detail[-2000:]
-    return answer

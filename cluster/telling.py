@@ -10,6 +10,7 @@ from typing import Any
 
 from cluster.report.data import RowTimes
 from cluster.state import AttemptRow, CampaignState, CandidateInfo, PostRow
+from engines.quick_check import QuickReport
 from hotpass.canonical import Json
 from hotpass.parts import PartDeclaration
 from hotpass.records.candidate import Candidate
@@ -197,6 +198,30 @@ def _slot_kind(claim: str, kind: str, found: Sequence[SlotTime], step_ms: float)
         "share_by_itself": round(sum(slot.self_ms for slot in found) / step_ms, 3) if step_ms else 0.0,
         "times_the_floor": round(total / bound, 2) if bound else None,
     }
+
+
+def checked(report: QuickReport) -> Json:
+    """A quick check, with what the part raised."""
+    problem = report.problem
+    answer: dict[str, Json] = {
+        "looks": "wrong" if problem else "right",
+        "problem": problem,
+        "note": "a small check of one layer, not the verdict",
+        "seconds": round(report.seconds, 1),
+        "rows": [
+            {
+                "shape": row.shape,
+                "calls": row.calls,
+                "max_abs": float(f"{min(row.max_abs, 1e30):.3g}"),
+                "relative": float(f"{min(row.relative_rms, 1e30):.3g}"),
+                "loaded_max_abs": float(f"{row.loaded_max_abs:.3g}"),
+            }
+            for row in report.rows
+        ],
+    }
+    if report.failure is not None and report.failure.detail:
+        answer["detail"] = report.failure.detail[-2000:]
+    return answer
 
 
 def sources(candidate: Candidate) -> dict[str, str]:

@@ -5,51 +5,23 @@ from __future__ import annotations
 import importlib.util
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from hotpass.canonical import Json
-from hotpass.errors import InputError, MachineError
 from search.agents.agent import FORGOTTEN, MAX_STEPS, Agent, Turn
 from search.agents.briefs import BRIEFS
 from search.agents.llm import Llm, LlmSpec
 from search.agents.scripted import Act, Call, Fail, Say, ScriptedServer, in_turn, tool_text
-from search.agents.spend import LlmCall, LlmCaps, LlmSpend
+from search.agents.spend import LlmCaps, LlmSpend
+from tests.search.agents.canned import CannedCampaign
 
 if importlib.util.find_spec("litellm") is None:
     pytest.skip("the extra `agents` is not installed", allow_module_level=True)
 
 SUBMIT = tool_text("submit_proposal", request_id="r", hypothesis="h", parts=[{"name": "a"}])
-
-
-class CannedCampaign:
-    """A link that answers every tool, refuses slots that it does not know, and remembers what it was asked and told."""
-
-    def __init__(self, submission: Mapping[str, Json] | None = None) -> None:
-        self.asked: list[tuple[str, dict[str, Any]]] = []
-        self.told: list[LlmCall] = []
-        self.submission = submission or {"standing": "queued", "what": "a", "candidate": "c" * 64}
-        self.is_dead = False
-
-    def call(self, author: str, tool: str, arguments: Mapping[str, Any]) -> Json:
-        if self.is_dead:
-            raise MachineError("the board does not answer")
-        self.asked.append((tool, dict(arguments)))
-        if tool == "slot_source":
-            raise InputError(
-                "slot", arguments["slot"], "is not in the slot table", "did you mean 'model.layers.*.mlp'?"
-            )
-        if tool == "submit_proposal":
-            return dict(self.submission)
-        if tool == "catalogue" and "part" in arguments:
-            return {"text": "x = 1\n" * 600}
-        return {"rows": [], "candidates": [], "posts": [], "slots": [], "parts": [], "as_loaded": []}
-
-    def tell(self, call: LlmCall) -> None:
-        self.told.append(call)
 
 
 @contextmanager
