@@ -33,6 +33,7 @@ class Attention {
              const float* values, const float* cosines, const float* sines, float* out) {
         attention.begin(batch);
         team.run([&](int thread) {
+            shape_tiles(batch.num_tokens);
             const int64_t begin = share(h_.all(), thread, team.size()), end = share(h_.all(), thread + 1, team.size());
             for (int64_t t = 0; t < batch.num_tokens; t++)
                 for (int64_t head = begin; head < end; head++) {
@@ -41,6 +42,7 @@ class Attention {
                 }
             team.barrier();
             attention.attend(thread, layer, false, [&](int64_t token, int64_t head) { return Target{out + (token * h_.queries + head) * h_.dim, 1}; });
+            shape_tiles(0);
         });
     }
 

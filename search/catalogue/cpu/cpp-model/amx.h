@@ -13,7 +13,7 @@
 
 #include "kernels.h"
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(HP_AVX512) && defined(__linux__)
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(HP_AVX512) && defined(__linux__)
 #define HP_AMX 1
 
 #include <new>
@@ -74,7 +74,6 @@ inline void release_tiles() { _tile_release(); }
 inline int rows_for(int64_t rows) { return rows <= 8 ? 8 : 16; }
 
 HP_INLINE __m512 truncated(__m512 x) { return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(static_cast<int>(0xffff0000u)))); }
-HP_INLINE __m256i upper_halves(__m512 x) { return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(x), 16)); }
 
 HP_INLINE void store_pair(uint16_t* to, __m512 even, __m512 odd) {
     const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even), 16);
@@ -86,30 +85,40 @@ HP_INLINE __m512 rounded(__m512 x) {  // to bfloat16, ties to even
     return truncated(_mm512_castsi512_ps(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)))));
 }
 
-// x[rows][columns] as terms, for row tiles [begin, end): x = first + second + third, exactly, the first rounded to nearest.
-// Rows beyond `rows`, up to whole tiles, are zero. Also sums[row tile][block][16] of each block. KEPT 1: the first term alone.
+// 32 values as KEPT terms, UNIT apart, each rounded to nearest; three of them are the values exactly.
+template <int KEPT>
+HP_INLINE void split_row(__m512 low, __m512 high, uint16_t* to) {
+#pragma GCC unroll 3
+    for (int term = 0; term < KEPT; term++) {
+        const auto both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
+        _mm512_storeu_si512(to + term * UNIT, both);
+        if (term + 1 == KEPT) break;
+        low = _mm512_sub_ps(low, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(both)), 16)));
+        high = _mm512_sub_ps(high, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(both, 1)), 16)));
+    }
+}
+
+// x[rows][columns] as terms, for row tiles [begin, end). Rows beyond `rows`, up to whole tiles, are zero. Also
+// sums[row tile][block][16] of each block. KEPT 1: the first term alone.
 template <int KEPT>
 inline void split_rows(const float* x, int64_t rows, int64_t columns, int64_t begin, int64_t end, uint16_t* to, float* sums) {
     const int64_t blocks = columns / BLOCK;
-    for (int64_t tile = begin; tile < end; tile++)
-        for (int64_t i = 0; i < rows_for(rows); i++) {
-            const int64_t row = tile * 16 + i;
-            for (int64_t b = 0; b < blocks; b++) {
-                uint16_t* unit = to + (tile * blocks + b) * KEPT * UNIT + i * BLOCK;
-                __m512 sum = _mm512_setzero_ps();
-                for (int half = 0; half < 2; half++) {
-                    const __m512 v = row < rows ? _mm512_loadu_ps(x + row * columns + b * BLOCK + half * 16) : _mm512_setzero_ps();
-                    const __m512 first = rounded(v), rest = _mm512_sub_ps(v, first), second = truncated(rest);
-                    uint16_t* at = unit + half * 16;
-                    _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), upper_halves(first));
-                    if constexpr (KEPT == 1) continue;
-                    _mm256_storeu_si256(reinterpret_cast<__m256i*>(at + UNIT), upper_halves(second));
-                    _mm256_storeu_si256(reinterpret_cast<__m256i*>(at + 2 * UNIT), upper_halves(_mm512_sub_ps(rest, second)));
-                    sum = _mm512_add_ps(sum, v);
-                }
-                if constexpr (KEPT > 1) sums[(tile * blocks + b) * 16 + i] = _mm512_reduce_add_ps(sum);
+    for (int64_t tile = begin; tile < end; tile++) {
+        const int64_t real = std::min<int64_t>(16, rows - tile * 16), all = rows_for(rows);
+        for (int64_t b = 0; b < blocks; b++) {
+            uint16_t* unit = to + (tile * blocks + b) * KEPT * UNIT;
+            __m512 each[16];
+            for (int64_t i = 0; i < 16; i++) each[i] = _mm512_setzero_ps();
+            for (int64_t i = 0; i < real; i++) {
+                const float* from = x + (tile * 16 + i) * columns + b * BLOCK;
+                const __m512 low = _mm512_loadu_ps(from), high = _mm512_loadu_ps(from + 16);
+                split_row<KEPT>(low, high, unit + i * BLOCK);
+                each[i] = _mm512_add_ps(low, high);
             }
+            for (int64_t i = real; i < all; i++) split_row<KEPT>(_mm512_setzero_ps(), _mm512_setzero_ps(), unit + i * BLOCK);
+            if constexpr (KEPT > 1) _mm512_storeu_ps(sums + (tile * blocks + b) * 16, vsums(each));
         }
+    }
 }
 
 // The exact float32 values of block b of a tile as three terms; KEPT 1: rounded to one.

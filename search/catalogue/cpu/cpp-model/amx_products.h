@@ -186,14 +186,21 @@ class CodeProducts {
 };
 
 // Values: sums stay in the unit for `count` blocks. X_TERMS of x with WEIGHT_TERMS of weights, without products of two small terms:
-// two row tiles with two weight tiles.
-template <int X_TERMS, int WEIGHT_TERMS>
+// two row tiles with two weight tiles, whose units are `first` and `second`, one a block. ADD: to what `sums` have.
+template <int X_TERMS, int WEIGHT_TERMS, bool ADD>
 inline void multiply_values_2x2(const uint16_t* const* first, const uint16_t* const* second, const uint16_t* const* x, int count,
                                 float* const* sums) {
-    _tile_loadd(0, sums[0], SUM_STEP * 4);
-    _tile_loadd(1, sums[0] + TILE, SUM_STEP * 4);
-    _tile_loadd(2, sums[1], SUM_STEP * 4);
-    _tile_loadd(3, sums[1] + TILE, SUM_STEP * 4);
+    if constexpr (ADD) {
+        _tile_loadd(0, sums[0], SUM_STEP * 4);
+        _tile_loadd(1, sums[0] + TILE, SUM_STEP * 4);
+        _tile_loadd(2, sums[1], SUM_STEP * 4);
+        _tile_loadd(3, sums[1] + TILE, SUM_STEP * 4);
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    }
     for (int b = 0; b < count; b++)
 #pragma GCC unroll 3
         for (int w = 0; w < WEIGHT_TERMS; w++) {
@@ -258,7 +265,7 @@ inline void multiply_panel_values(const Panel& panel, int weights, int blocks, c
         const uint16_t* x[2] = {rows.x + tile * row_tile, rows.x + (tile + 1) * row_tile};
         for (int n = 0; n < weights; n += 2) {
             float* at[2] = {sums + tile * 16 * SUM_STEP + n * TILE, sums + (tile + 1) * 16 * SUM_STEP + n * TILE};
-            multiply_values_2x2<X_TERMS, WEIGHT_TERMS>(panel.at[n], panel.at[n + 1], x, blocks, at);
+            multiply_values_2x2<X_TERMS, WEIGHT_TERMS, true>(panel.at[n], panel.at[n + 1], x, blocks, at);
         }
     }
     if (tile < rows.count) multiply_values_1x4<X_TERMS, WEIGHT_TERMS>(panel, blocks, rows.x + tile * row_tile, sums + tile * 16 * SUM_STEP);

@@ -185,7 +185,9 @@ class SlotAttention {
         }
         const int dim = static_cast<int>(h_.dim);
 #if HP_AMX
-        if (on_unit(seq)) return attend_pairs(lanes, last, dim, split(seq, kv_head), items_[static_cast<size_t>(thread)], queries, targets);
+        if (on_unit(seq))
+            return (narrow_ ? attend_pairs<1> : attend_pairs<TERMS>)(lanes, last, dim, split(seq, kv_head), items_[static_cast<size_t>(thread)],
+                                                                     queries, targets);
 #endif
         const int64_t base = cache_.at(b_.slots[seq], kv_head, 0);
         with_cache(layer, [&](auto* keys, auto* values) {
@@ -198,8 +200,8 @@ class SlotAttention {
 
 #if HP_AMX
     static constexpr int64_t UNIT_PAIRS = PAIRS;
-    static constexpr int64_t LEAST_TOKENS = 16;  // of a sequence; fewer do not pay for splitting its cache
 
+    int kept() const { return narrow_ ? 1 : TERMS; }
     bool on_unit(int64_t seq) const { return unit_starts_[static_cast<size_t>(seq)] >= 0; }
     int64_t padded(int64_t seq) const {
         return (b_.positions[b_.seq_starts[seq + 1] - 1] + STEP_POSITIONS) / STEP_POSITIONS * STEP_POSITIONS;
@@ -207,18 +209,18 @@ class SlotAttention {
 
     void place_units() {
         unit_starts_.assign(static_cast<size_t>(b_.num_seqs), -1);
-        if (!narrow_ || b_.num_tokens <= FEW || h_.dim % BLOCK || h_.dim / BLOCK > CHUNK || !amx_allowed()) return;
+        if (b_.num_tokens <= FEW || h_.dim % BLOCK || h_.dim / BLOCK > MOST_DIM_BLOCKS || !amx_allowed()) return;
         int64_t start = 0;
         for (int64_t s = 0; s < b_.num_seqs; s++) {
-            if (b_.seq_starts[s + 1] - b_.seq_starts[s] < LEAST_TOKENS) continue;
+            if ((b_.seq_starts[s + 1] - b_.seq_starts[s]) * h_.group() < LEAST_PAIRS) continue;
             unit_starts_[static_cast<size_t>(s)] = start;
-            start += 2 * h_.keys * SplitCache::units(padded(s), h_.dim);
+            start += 2 * h_.keys * SplitCache::units(padded(s), h_.dim, kept());
         }
         if (units_.size() < static_cast<size_t>(start * UNIT)) units_.resize(static_cast<size_t>(start * UNIT));
     }
 
     SplitCache split(int64_t seq, int64_t kv_head) {
-        const int64_t size = SplitCache::units(padded(seq), h_.dim);
+        const int64_t size = SplitCache::units(padded(seq), h_.dim, kept());
         uint16_t* keys = units_.data() + (unit_starts_[static_cast<size_t>(seq)] + 2 * kv_head * size) * UNIT;
         return SplitCache{keys, keys + size * UNIT, padded(seq)};
     }
@@ -232,8 +234,9 @@ class SlotAttention {
                 const int64_t kv_head = unit / groups, first = unit % groups * BLOCK, base = cache_.at(b_.slots[s], kv_head, 0);
                 const SplitCache to = split(s, kv_head);
                 with_cache(layer, [&](auto* keys, auto* values) {
-                    split_positions(keys + base, values + base, cache_.position_stride, first, count - first, h_.dim, to.padded,
-                                    to.keys, to.values);
+                    using E = std::remove_const_t<std::remove_pointer_t<decltype(keys)>>;
+                    (narrow_ ? split_positions<1, E> : split_positions<TERMS, E>)(keys + base, values + base, cache_.position_stride, first,
+                                                                                  count - first, h_.dim, to.padded, to.keys, to.values);
                 });
             }
         }
