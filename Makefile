@@ -69,5 +69,8 @@ bench-aa: $(STAMP)
 bench-leaks: $(STAMP)
 	$(BIN)/python -m benchmarks.bench_leaks
 
+bench-search: $(STAMP)
+	$(BIN)/python -m benchmarks.bench_search
+
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache
