@@ -1,0 +1,215 @@
+"""How busy the search keeps its engines, what its driver can take, and what a kill costs: `make bench-search`.
+
+    python -m benchmarks.bench_search [--small] [--skip kills,worth]
+
+1. *busy*: 8 agents that take 20 s a reply (threads; no LLM is asked), 4 fake engines in real time at 1 s an attempt. Share of engine time
+   in use after warm-up; the share of attempts that came from agents; the same with agents alone; throughput with agents that never
+   answer, over that of a run without agents.
+2. *driver*: attempts a second, durable, of 512 fake engines in one process with random candidates; memory at a tenth and at the end.
+3. *tpe*: asks a second of the sampler over 7 places × 6 parts with 200 trials.
+4. *mlflow*, *status*: how long the mirror takes to drain a campaign, and `hotpass status` on the driver's log.
+5. *kills*: `benchmarks.kill_matrix`.   6. *worth*: composition, Optuna without screening, and chance at equal engine time, three seeds,
+   on simulated engines. It shows that the bookkeeping works; it says nothing about real parts or real agents.
+
+A line for each on stderr, one JSON line last on stdout. `--small` is a try of everything at a tenth of the size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.kill_matrix import VICTIMS, kill_matrix
+from benchmarks.search_campaigns import (
+    PARTS,
+    PARTS_PER_PLACE,
+    PacedEngine,
+    bench_plan,
+    fake_engines,
+    part,
+    run_search,
+    scratch,
+    thinking,
+)
+from cluster.ledger import open_mirror
+from cluster.runs import facts_of
+from engines.fake import FakeEngine
+from hotpass.records.candidate import AS_LOADED, PartSource
+from hotpass.records.measurement import Attempt, Estimate, Purpose, Tier, Verdict
+from search.space import Space
+from search.study import Study
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--small", action="store_true", help="everything at a tenth of the size")
+    parser.add_argument("--skip", default="", help="of busy, driver, tpe, kills, worth")
+    options = parser.parse_args()
+    skip, line = options.skip.split(","), dict[str, Any](bench="search")
+    for name, measure in (("busy", busy), ("driver", driver), ("tpe", tpe), ("kills", kills), ("worth", worth)):
+        if name not in skip:
+            began = time.monotonic()
+            found = measure(options.small)
+            print(f"{name}: {found} ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
+            line |= found
+    print(json.dumps(line))
+
+
+def busy(small: bool) -> dict[str, Any]:
+    """Four runs of a minute each (15 s with attempts and replies four times as quick when small)."""
+    attempt, reply, length = (0.25, 5.0, 15.0) if small else (1.0, 20.0, 90.0)
+    with_agents = _paced(attempt, reply, length, agents=8)
+    alone = _paced(attempt, reply, length, agents=8, sampler="none")
+    without = _paced(attempt, reply, length, agents=0)
+    dead = _paced(attempt, reply, length, agents=8, dead=True)
+    return {
+        "busy": with_agents["busy"],
+        "agent_share": with_agents["agent_share"],
+        "busy_agents_only": alone["busy"],
+        "dead_llm_throughput": round(dead["attempts"] / without["attempts"], 3),
+    }
+
+
+def _paced(
+    attempt: float, reply: float, length: float, *, agents: int, sampler: str = "optuna", dead: bool = False
+) -> dict[str, Any]:
+    engines = fake_engines(4, attempt)
+    with scratch() as folder, thinking(folder, agents, reply, dead=dead):
+        warm_up = reply * 1.5 if sampler == "none" else 5 * attempt
+        plan = bench_plan(folder, budget=f"{length}s", sampler=sampler)
+        ran = run_search(folder, plan, engines, build_ahead=True, agents_alive=agents > 0)
+    since, until = ran.began + warm_up, ran.began + min(ran.seconds, length)
+    shares = [engine.busy_share(since, until) for engine in engines if isinstance(engine, PacedEngine)]
+    rows = [row for row in ran.state.attempts if row.attempt.purpose is Purpose.SEARCH]
+    distinct = {row.attempt.candidate_id for row in rows if row.attempt.tier is Tier.FAST}
+    by_agents = sum(ran.state.candidates[row.attempt.candidate_id].proposer.startswith("agent:") for row in rows)
+    assert len(distinct) == sum(row.attempt.tier is Tier.FAST for row in rows), "a candidate was measured twice"
+    return {
+        "busy": round(statistics.mean(shares), 3),
+        "agent_share": round(by_agents / max(1, len(rows)), 3),
+        "attempts": len(rows),
+    }
+
+
+def driver(small: bool) -> dict[str, Any]:
+    """512 engines that answer at once; then MLflow and `status` on the same log."""
+    count = 1000 if small else 20_000
+    memory: list[float] = []
+    process = psutil.Process()
+    with scratch() as folder:
+        plan = bench_plan(folder, budget="1000000h", max_attempts=count // 10, sampler="random")
+        first = run_search(folder, plan, fake_engines(512), build_ahead=False)
+        memory.append(process.memory_info().rss / 2**20)
+        del first
+    with scratch() as folder:
+        plan = bench_plan(folder, budget="1000000h", max_attempts=count, sampler="random")
+        ran = run_search(folder, plan, fake_engines(512), build_ahead=False)
+        memory.append(process.memory_info().rss / 2**20)
+        attempts = ran.state.tally.searched
+        began = time.monotonic()
+        subprocess.run(
+            [sys.executable, "-m", "cluster.cli", "status", str(folder), "--json"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        status_seconds = time.monotonic() - began
+        drained, drain_seconds = _drain(150 if small else 1500)
+    return {
+        "attempts_per_s": round(attempts / ran.seconds, 1),
+        "attempts": attempts,
+        "memory_mb": [round(mb) for mb in memory],
+        "mlflow_drain_s": round(drain_seconds, 1),
+        "mlflow_attempts_per_s": round(drained / drain_seconds, 1),
+        "status_seconds_at_10k": round(status_seconds, 2),
+        "status_attempts": attempts,
+    }
+
+
+def _drain(count: int) -> tuple[int, float]:
+    """A campaign of so many attempts that MLflow has seen nothing of."""
+    with scratch() as folder:
+        plan = bench_plan(folder, budget="1000000h", max_attempts=count, sampler="random")
+        ran = run_search(folder, plan, fake_engines(64), build_ahead=False)
+        began = time.monotonic()
+        mirror = open_mirror(folder, facts_of(plan))
+        mirror.close(timeout_seconds=3600)
+        return ran.state.tally.attempts, time.monotonic() - began
+
+
+def tpe(small: bool) -> dict[str, Any]:
+    """7 places × 6 parts, 200 trials told."""
+    plan = bench_plan(Path("nowhere"))
+    space = Space.build(plan.deployment, FakeEngine().slots(), _seven_places(), applies=lambda source: None)
+    study = Study(space, seed=1)
+    for number in range(50 if small else 200):
+        ask = study.ask()
+        assert ask is not None
+        value = 1 + 0.001 * ((number * 37) % 200)
+        estimate = Estimate(value=value, low=value * 0.99, high=value * 1.01)
+        study.tell(
+            Attempt(
+                candidate_id=ask.candidate.id,
+                incumbent_id=AS_LOADED.id,
+                tier=Tier.FAST,
+                purpose=Purpose.SEARCH,
+                verdict=Verdict.INCONCLUSIVE,
+                reason="simulated",
+                speedup=estimate,
+                tokens_per_second=None,
+            )
+        )
+    asks, began = 20, time.monotonic()
+    for _ in range(asks):
+        study.ask()
+    return {"tpe_asks_per_s": round(asks / (time.monotonic() - began), 1)}
+
+
+def kills(small: bool) -> dict[str, Any]:
+    found = kill_matrix(["driver", "disk"] if small else list(VICTIMS), 1 if small else 5)
+    return {
+        "lost": found["lost"],
+        "doubled": found["doubled"],
+        "left_running": found["running"],
+        "kills": found["kills"],
+    }
+
+
+def worth(small: bool) -> dict[str, Any]:
+    """Log of the best fast ratio after equal engine time, mean and standard error over three seeds."""
+    seconds = "60s" if small else "600s"
+    found: dict[str, list[float]] = {"composed": [], "optuna": [], "random": []}
+    for seed in range(3):
+        for name in found:
+            agents = 2 if name == "composed" else 0
+            with scratch() as folder, thinking(folder, agents, 0.5):
+                sampler = "random" if name == "random" else "optuna"
+                plan = bench_plan(
+                    folder, budget="10h", engine_budget=seconds, max_attempts=400, sampler=sampler, seed=seed
+                )
+                ran = run_search(folder, plan, fake_engines(1), build_ahead=False)
+            fast = [row.speedup_vs_loaded.value for row in ran.state.attempts if row.speedup_vs_loaded]
+            found[name].append(math.log(max(fast)))
+    return {
+        "simulated_log_gain": {
+            name: [round(statistics.mean(values), 3), round(statistics.stdev(values) / math.sqrt(len(values)), 3)]
+            for name, values in found.items()
+        }
+    }
+
+
+def _seven_places() -> list[PartSource]:
+    more = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    return [*PARTS, *(part(f"{child}-{index}", child) for child in more for index in range(PARTS_PER_PLACE))]
+
+
+if __name__ == "__main__":
+    main()

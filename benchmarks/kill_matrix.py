@@ -1,0 +1,206 @@
+"""Kills, one process at a time at a random moment, and what is left: `python -m benchmarks.kill_matrix [--moments 5]`.
+
+    campaign on real processes (Ray actors, MLflow server) ─► SIGKILL one of them, or a full disk ─► end, resume ─► the log, held
+    against what was acknowledged before: attempts lost, counted twice, MLflow runs that are still RUNNING
+
+The engine is the fake one: what dies is real. A candidate's own child process exists in the decoder engine only; here a candidate
+that crashes stands for it (`tests/engines` kill real ones).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from benchmarks.search_campaigns import scratch
+from cluster.events import read_events
+from cluster.journal import FOLDER
+from cluster.ledger import import_mlflow
+from search.agents.scripted import Say, ScriptedServer, in_turn
+
+ATTEMPTS = 40
+ACTORS = {"engine": "EngineServer", "builder": "BuilderServer", "proposer": "ProposerServer", "board": "BoardServer"}
+VICTIMS = (*ACTORS, "child", "driver", "recorder", "mlflow", "disk")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--moments", type=int, default=5)
+    parser.add_argument("--victims", default=",".join(VICTIMS))
+    options = parser.parse_args()
+    print(json.dumps(kill_matrix(options.victims.split(","), options.moments)))
+
+
+def kill_matrix(victims: list[str], moments: int, seed: int = 0) -> dict[str, object]:
+    """Sums over all kills: attempts lost and doubled, runs left RUNNING, and kills that met their victim."""
+    total, met = Counter[str](), Counter[str]()
+    for victim in victims:
+        for moment in range(moments):
+            draw = random.Random(f"{seed}-{victim}-{moment}")
+            with scratch() as folder:
+                found = one_kill(folder, victim, draw)
+            total.update({name: found[name] for name in ("lost", "doubled", "running")})
+            met[victim] += found["met"]
+            print(f"{victim} {moment}: {found}", file=sys.stderr, flush=True)
+    return {**{name: total[name] for name in ("lost", "doubled", "running")}, "kills": dict(met)}
+
+
+def one_kill(folder: Path, victim: str, draw: random.Random) -> dict[str, int]:
+    """Start, kill, end, resume to the result, and count."""
+    with ScriptedServer(in_turn([Say("nothing to propose", delay_seconds=0.2)])) as llm:
+        uri, server = "", None
+        if victim == "mlflow":
+            server, uri = _mlflow_server(folder.parent)
+        command = _command(folder, victim, llm.url, uri)
+        limit = _limited(draw.randrange(120_000, 400_000)) if victim == "disk" else None
+        campaign = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=limit)
+        met = _strike(campaign, folder, victim, server, draw)
+        campaign.wait(timeout=180)
+        acknowledged = _attempts(folder)
+        if server is not None:
+            server.kill()
+            server.wait()
+            server, _ = _mlflow_server(folder.parent, int(uri.rsplit(":", 1)[1]))
+        resumed = [sys.executable, "-m", "cluster.cli", "compile", "--resume", str(folder), "--quiet"]
+        subprocess.run(resumed, check=True, stdout=subprocess.DEVNULL, timeout=300)
+        after = _attempts(folder)
+        running = _running(uri or f"sqlite:///{(folder / 'mlflow.db').resolve()}")
+        if server is not None:
+            server.kill()
+            server.wait()
+    doubled = sum(count - 1 for count in Counter(after).values())
+    return {"lost": len(set(acknowledged) - set(after)), "doubled": doubled, "running": running, "met": int(met)}
+
+
+def _command(folder: Path, victim: str, llm_url: str, uri: str) -> list[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "cluster.cli",
+        "compile",
+        "--model",
+        "fake",
+        "--traffic",
+        "chat",
+        "--engine",
+        "fake",
+    ]
+    command += ["--budget", "2h", "--max-attempts", str(ATTEMPTS), "--no-baselines", "--quiet", "--out", str(folder)]
+    if victim not in ACTORS:
+        command += ["--no-ray"]
+    if victim in ("proposer", "board"):
+        command += [
+            "--agents",
+            "1",
+            "--llm",
+            "openai/scripted",
+            "--llm-api-base",
+            llm_url,
+            "--llm-max-tokens",
+            "1000000",
+        ]
+    return [*command, "--tracking-uri", uri] if uri else command
+
+
+def _strike(
+    campaign: subprocess.Popen[bytes],
+    folder: Path,
+    victim: str,
+    server: subprocess.Popen[bytes] | None,
+    draw: random.Random,
+) -> bool:
+    """Kill the victim after a random number of acknowledged attempts; True when there was one to kill."""
+    after = draw.randrange(1, ATTEMPTS // 2)
+    while campaign.poll() is None and (not folder.exists() or len(_attempts(folder)) < after):
+        time.sleep(0.02)
+    if victim in ("disk", "child"):
+        return True
+    if victim in ("driver", "recorder"):
+        campaign.send_signal(signal.SIGKILL)
+        return True
+    if victim == "mlflow":
+        assert server is not None
+        server.kill()
+        return True
+    with_name = [
+        process
+        for process in psutil.Process(campaign.pid).children(recursive=True)
+        if _names(process, ACTORS[victim])
+    ] if campaign.poll() is None else []  # fmt: skip
+    for process in with_name:
+        process.kill()
+    return bool(with_name)
+
+
+def _names(process: psutil.Process, actor: str) -> bool:
+    try:
+        return any(actor in word for word in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def _attempts(folder: Path) -> list[int]:
+    """Assignments that have an attempt, as often as they have."""
+    if not (folder / FOLDER).exists():
+        return []
+    return [int(e.payload["assignment"]) for e in read_events(folder / FOLDER) if e.kind == "attempt"]
+
+
+def _running(uri: str) -> int:
+    client = import_mlflow().MlflowClient(tracking_uri=uri)
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    return len(client.search_runs(experiments, "attributes.status = 'RUNNING'")) if experiments else 0
+
+
+def _mlflow_server(folder: Path, port: int = 0) -> tuple[subprocess.Popen[bytes], str]:
+    """`mlflow server` on SQLite in that folder, once it answers."""
+    import urllib.request
+
+    if not port:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+    store = f"sqlite:///{(folder / 'server.db').resolve()}"
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", store, "--artifacts-destination", str(folder / "server-artifacts")]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    uri = f"http://127.0.0.1:{port}"
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(f"{uri}/health", timeout=1).read()
+            return server, uri
+        except OSError:
+            time.sleep(0.1)
+    server.kill()
+    raise TimeoutError("the MLflow server did not answer within a minute")
+
+
+def _limited(num_bytes: int) -> Callable[[], None]:
+    """No file of the child may grow beyond that: writes fail as on a full disk."""
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
+
+    return limit
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if shutil.which("ray") is None:
+        print("ray is not on the path; the actors are started by its Python interface", file=sys.stderr)
+    main()
