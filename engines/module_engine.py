@@ -9,6 +9,7 @@ order, one client, as often as their shares say.
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Sequence
 
 from engines.decoder_engine import DecoderEngine, default_limits
@@ -21,13 +22,16 @@ from engines.module.prepare import ModuleFacts, module_facts
 from engines.program import ReplayRequest
 from engines.stable import Recipe
 from hotpass.errors import InputError, nearest
+from hotpass.records.candidate import AS_LOADED, Candidate
 from hotpass.records.deployment import Deployment
-from hotpass.records.measurement import BaselineMeasurement, Tier
+from hotpass.records.measurement import Agreement, BaselineMeasurement, Tier
 from hotpass.records.shapes import Phase, ShapeRow, ShapeTable
 
 PROGRAM = "engines.module.program:ModuleProgram"
 BASELINES = ("eager-no-grad", "compiled")
 """As `engines.module.program.BASELINES`, which needs torch's tree to be imported."""
+SCORE_SECONDS = 15.0
+"""As loaded needs about so long for the calls of a score; candidate and reference make them."""
 SERVED_WORDS = 2
 """Of a request: a seed, and an answer."""
 PRELOADED = ("transformers.models.bert.modeling_bert",)
@@ -68,6 +72,18 @@ class ModuleEngine(DecoderEngine):
             raise InputError("baseline", name, "is not known", nearest(name, list(BASELINES)))
         places = [(0, self._row_index(row)) for row in rows]
         return measure_baseline(self._loaded, self._environment, name, places, seed, deadline_seconds)
+
+    def score(self, candidate: Candidate, texts: int, tokens_per_text: int, seed: int, noise_abs: float) -> Agreement:
+        """Held-out calls in place of tokens, as many as `SCORE_SECONDS` allow: a call of a module may take as long as a whole text."""
+        affordable = int(SCORE_SECONDS / max(1e-6, texts * self._call_seconds()))
+        return super().score(candidate, texts, max(1, min(tokens_per_text, affordable)), seed, noise_abs)
+
+    def _call_seconds(self) -> float:
+        """Of as loaded, by the examples' shares, from the pair child's A/A."""
+        known = self._loaded.pair().beside_itself
+        rows = enumerate(self._loaded.recipe.rows)
+        times = [(row.steps_share, known.get((AS_LOADED.id, (0, index)))) for index, row in rows]
+        return sum(share * statistics.median(seconds) for share, seconds in times if seconds)
 
     def _cuts(self, deployment: Deployment, tier: Tier) -> tuple[tuple[int, ...], ...]:
         return (tuple(range(deployment.model.num_layers)),)

@@ -1,8 +1,9 @@
 """Silero VAD (Silero Team, MIT licence): is there speech in each 32 ms of audio at 16 kHz?
 
-Weights of the wheel `silero-vad==6.2.3` (`silero_vad_16k.safetensors`, the 16 kHz half of its model). The model was made for a stream: each
-frame of 512 samples goes, with the 64 samples before it, through a learned spectrum, four convolutions and one step of an LSTM. Files
-are served as its package serves them, frame after frame.
+Weights of the wheel `silero-vad==6.2.3`: the 16 kHz half of `silero_vad.jit`, which its package loads by itself. (The wheel's
+`silero_vad_16k.safetensors` holds other weights.) The model was made for a stream: each frame of 512 samples goes, with the 64 samples
+before it, through a fixed spectrum, four convolutions and one step of an LSTM. Recordings are served as the package serves them, frame
+after frame.
 """
 
 from __future__ import annotations
@@ -10,10 +11,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 FRAME, CONTEXT, PAD, BINS = 512, 64, 64, 129
 """Samples of a frame, samples before it, samples mirrored behind it, and frequencies of the spectrum."""
+
+NAMES = {
+    "stft_conv.weight": "stft.forward_basis_buffer",
+    **{
+        f"conv{index + 1}.{kind}": f"encoder.{index}.reparam_conv.{kind}"
+        for index in range(4)
+        for kind in ("weight", "bias")
+    },
+    **{f"lstm_cell.{name}": f"decoder.rnn.{name}" for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")},
+    **{f"final_conv.{kind}": f"decoder.decoder.2.{kind}" for kind in ("weight", "bias")},
+}
+"""Parameter here → of the 16 kHz model there."""
 
 
 class FrameModel(torch.nn.Module):
@@ -60,8 +72,9 @@ class SileroVAD(torch.nn.Module):
 
 
 def load(folder: Path) -> tuple[torch.nn.Module, dict[str, dict[str, torch.Tensor]]]:
+    theirs = torch.jit.load(folder / "data" / "silero_vad.jit", map_location="cpu").state_dict()  # type: ignore[no-untyped-call]
     model = SileroVAD()
-    model.frame.load_state_dict(load_file(folder / "data" / "silero_vad_16k.safetensors"))
+    model.frame.load_state_dict({mine: theirs[f"_model.{name}"] for mine, name in NAMES.items()})
     return model, {
         "second": {"audio": 0.1 * torch.randn(1, 31 * FRAME)},
         "calls": {"audio": 0.1 * torch.randn(8, 62 * FRAME)},
