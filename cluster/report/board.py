@@ -10,6 +10,8 @@ from cluster.report.data import ReportData
 from search.agents.spend import LlmSpend
 
 SHOWN_POSTS = 100
+SCRIPTED = "/scripted"
+"""End of the model name under which the shipped double is asked (`search.agents.scripted`)."""
 
 
 def board_section(data: ReportData) -> str:
@@ -54,9 +56,14 @@ def llm_section(data: ReportData) -> str:
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in (author, *_cells(spend))) + "</tr>"
         for author, spend in sorted(spends.items())
     )
+    double = (
+        " The LLM was a script: that shows that the plumbing works, and says nothing about the worth of agents."
+        if data.plan.spec.llm.endswith(SCRIPTED)
+        else ""
+    )
     ended = ", ".join(f"{name} {count}" for name, count in data.state.llm_outcomes.most_common())
     return (
-        f"<h2>What the LLM cost</h2><p class=lead>How calls ended: {escape(ended)}.</p><table><thead><tr>"
+        f"<h2>What the LLM cost</h2><p class=lead>Model {escape(data.plan.spec.llm)}. How calls ended: {escape(ended)}.{double}</p><table><thead><tr>"
         + "".join(f"<th>{name}</th>" for name in names)
         + f"</tr></thead><tbody>{rows}</tbody></table>"
     )

@@ -126,6 +126,7 @@ def test_an_agent_invents_a_part_optuna_composes_it_and_no_key_is_seen_anywhere(
     assert CANARY not in out + err + caplog.text
     report = (folder / "report.html").read_text()
     assert "What the LLM cost" in report
+    assert "says nothing about the worth of agents" in report
     assert "&lt;b&gt;ignore your brief&lt;/b&gt;" in report
     first = json.dumps(dict(server.requests[0].body))
     assert "share_in_gaps" in first  # the profile that was taken for the agents
