@@ -195,15 +195,23 @@ def _arm_a(
     deployment: Deployment, of_c: list[Judged], folder: Path, options: argparse.Namespace, progress: Progress
 ) -> tuple[float, list[dict[str, float]]]:
     """(decided an hour, phases of every start); 0 where vLLM is not installed or nothing of the sample was decided."""
+
+    def started(name: str, phases: dict[str, float]) -> None:
+        progress.note("starts_a", [*progress.known.get("starts_a", []), {"who": name, **phases}])
+        say(f"a · start of {name}: {phases['seconds']:.1f} s, log step time {phases['log_step']:+.3f}")
+
     try:
         arm = ColdVllm(
-            deployment=deployment, threads=usable_cores(), most_starts=options.starts_a, folder=folder / "vllm"
+            deployment=deployment,
+            threads=usable_cores(),
+            most_starts=options.starts_a,
+            folder=folder / "vllm",
+            on_start=started,
         )
     except InputError as error:
         say(f"a · left out: {error}")
         return 0.0, []
     sampled = vllm_arm(arm, for_vllm()[: options.sample_a], lambda found: progress.judged("a", found))
-    progress.note("starts_a", arm.starts)
     distinct = [item for item in of_c if item.seconds]
     decidable = sum(item.outcome.is_decided for item in distinct) / len(distinct)
     share = sum(item.outcome.is_decided for item in sampled) / len(sampled) * decidable

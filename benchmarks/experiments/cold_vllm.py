@@ -38,6 +38,8 @@ class ColdVllm:
     most_starts: int
     """Of a candidate, and of as loaded."""
     folder: Path
+    on_start: Callable[[str, dict[str, float]], None]
+    """Told of each start as it ends: who was in it, and its phases."""
     base: list[float] = field(default_factory=list)
     """Log step time of each start of as loaded."""
     base_seconds: float = 0.0
@@ -64,7 +66,7 @@ class ColdVllm:
             }
             outcome = Outcome.UNDECIDED
             while outcome is Outcome.UNDECIDED and len(values) < self.most_starts:
-                values.append(self._start(orders))
+                values.append(self._start(proposed.name, orders))
                 self._grow_base(len(values))
                 low, high = unpaired_interval(self.base, values)
                 outcome = outcome_of_interval(low, high)
@@ -86,7 +88,7 @@ class ColdVllm:
     def _grow_base(self, count: int) -> None:
         start = time.perf_counter()
         while len(self.base) < count:
-            self.base.append(self._start({"candidate": None}))
+            self.base.append(self._start("as loaded", {"candidate": None}))
         self.base_seconds += time.perf_counter() - start
 
     def _failed(self, proposed: Proposed, start: float, outcome: Outcome, reason: str) -> Judged:
@@ -98,7 +100,7 @@ class ColdVllm:
             reason=reason,
         )
 
-    def _start(self, orders: dict[str, Any]) -> float:
+    def _start(self, name: str, orders: dict[str, Any]) -> float:
         """A process from its start to its end; its log step time."""
         start = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
@@ -117,6 +119,7 @@ class ColdVllm:
             found: dict[str, float] = json.loads(answer.read_text())
         seconds = time.perf_counter() - start
         self.starts.append({**found, "seconds": seconds})
+        self.on_start(name, self.starts[-1])
         return found["log_step"]
 
     def _rows(self) -> list[dict[str, Any]]:
