@@ -13,7 +13,7 @@ from cluster.state import SEARCHING, AttemptRow, CampaignState
 from hotpass.records.candidate import AS_LOADED
 from hotpass.records.measurement import Estimate, Tier, Verdict
 from search.budget import Budget, Spent, parse_duration, reason_to_stop
-from verification.verdict import DISTURBED
+from verification.verdict import CLOCKS, DISTURBED
 
 PATIENCE_SHARE = 0.5
 """Stop when this share of the search's time brought no new incumbent (and at least `PATIENCE_ATTEMPTS` were tried)."""
@@ -125,7 +125,7 @@ def deserves_slow_tier(state: CampaignState, row: AttemptRow) -> bool:
 
 def deserves_second_look(state: CampaignState, row: AttemptRow) -> bool:
     """An attempt that was disturbed, of a candidate that had no second look yet: on a shared machine that is seldom its own fault."""
-    if row.attempt.verdict is not Verdict.INVALID or not row.attempt.reason.startswith(DISTURBED):
+    if row.attempt.verdict is not Verdict.INVALID or not row.attempt.reason.startswith((DISTURBED, CLOCKS)):
         return False
     looks = [r for r in state.attempts_of(row.attempt.candidate_id) if r.attempt.tier is row.attempt.tier]
     return len(looks) == 1

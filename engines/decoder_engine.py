@@ -40,6 +40,7 @@ from hotpass.records.measurement import (
     Environment,
     MeasureResult,
     OutputCheck,
+    Pairing,
     ReloadProof,
     ReloadReport,
     Side,
@@ -326,6 +327,9 @@ class DecoderEngine:
             self._row_index(row)
         if not assignment.rows:
             raise InputError("assignment", "rows", "is empty", "name at least one row of the shape table")
+        if assignment.pairing is Pairing.TWO_ENGINES:
+            known = [kind.value for kind in Pairing if kind is not Pairing.TWO_ENGINES]
+            raise InputError("pairing", assignment.pairing, "takes two engines, and this is one", f"use one of {known}")
         if assignment.deadline_seconds <= 0:
             raise InputError("deadline_seconds", assignment.deadline_seconds, "is not positive", "give seconds")
 

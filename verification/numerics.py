@@ -94,6 +94,7 @@ def summary(checks: Iterable[OutputCheck]) -> dict[str, float]:
     if not positions:
         return {}
     clear = sum(check.argmax_clear for check in found)
+    decided = sum(check.argmax_decided for check in found)
     scale = max(check.reference_rms for check in found)
     rms = math.sqrt(sum(check.rms**2 * check.positions for check in found) / positions)
     return {
@@ -101,6 +102,7 @@ def summary(checks: Iterable[OutputCheck]) -> dict[str, float]:
         "rms": rms,
         "relative_rms": rms / scale if scale else math.inf,
         "argmax_agreement": sum(check.argmax_agree for check in found) / positions,
+        "decided_agreement": sum(check.argmax_decided_agree for check in found) / decided if decided else 1.0,
         "clear_agreement": sum(check.argmax_clear_agree for check in found) / clear if clear else 1.0,
         "kl_mean": sum(check.kl_mean * check.positions for check in found) / positions,
         "positions": float(positions),
@@ -149,13 +151,14 @@ def _lossy(checks: Sequence[OutputCheck], policy: Policy) -> Finding:
             ok=False,
             evidence=f"one row of {row.row.key} is off by {relative:.2g} of the logits' scale, the limit is {policy.lossy_row_relative:g}",
         )
-    if not found["clear_agreement"] >= policy.lossy_clear_agreement:
+    if not found["decided_agreement"] >= policy.lossy_clear_agreement:
         return Finding(
             ok=False,
-            evidence=f"{found['clear_agreement']:.3f} of clear greedy tokens agree, the limit is {policy.lossy_clear_agreement:g}",
+            evidence=f"{found['decided_agreement']:.3f} of decided greedy tokens agree, the limit is {policy.lossy_clear_agreement:g}",
         )
     return Finding(
-        ok=True, evidence=f"mean KL {found['kl_mean']:.2g} nats, {found['clear_agreement']:.3f} of clear tokens agree"
+        ok=True,
+        evidence=f"mean KL {found['kl_mean']:.2g} nats, {found['decided_agreement']:.3f} of decided tokens agree",
     )
 
 

@@ -20,7 +20,8 @@ from verification.policy import Policy
 from verification.tiers import Speed, speed_of
 
 DISTURBED = "incumbent disturbed"
-"""How the reason begins when an attempt is invalid by what went on beside it: the one rejection that a second look may lift."""
+CLOCKS = "clocks disagree"
+"""How the reason begins when an attempt is invalid by what went on beside it: rejections that a second look may lift."""
 
 
 def judge(
@@ -134,7 +135,8 @@ def _left_behind(result: MeasureResult) -> tuple[Verdict, str] | None:
 def _disturbed(result: MeasureResult, policy: Policy) -> tuple[Verdict, str] | None:
     limit = 1 + max(policy.disturbed_margin, 3 * result.noise_floor)
     # A/A has the incumbent on both sides: a difference is the machine's noise, which its interval shows.
-    if result.incumbent_disturbed <= limit or result.assignment.purpose is Purpose.AA:
+    unsteady = result.disturbed_support < policy.disturbed_support
+    if result.incumbent_disturbed <= limit or unsteady or result.assignment.purpose is Purpose.AA:
         return None
     return (
         Verdict.INVALID,
@@ -143,18 +145,23 @@ def _disturbed(result: MeasureResult, policy: Policy) -> tuple[Verdict, str] | N
 
 
 def _clock(result: MeasureResult, policy: Policy) -> tuple[Verdict, str] | None:
-    """A child that says less than the judge gains nothing by it, and a busy machine makes it so now and then: only a row on which no
-    block agrees is a lie. More than the judge's time is impossible."""
-    best: dict[str, MeasuredBlock] = {}
-    for block in sorted(result.blocks, key=lambda block: block.child_clock_ratio):
-        best[block.row.key] = block
-    off = [b for b in best.values() if not policy.clock_low <= b.child_clock_ratio <= policy.clock_high]
+    """More than the judge's time is impossible. A child that says less gains nothing by it, and a busy machine, on which a message waits,
+    makes it so for both sides: a lie is what the candidate's side alone says less, on every block of a row."""
+    rows: dict[str, list[MeasuredBlock]] = {}
+    for block in result.blocks:
+        rows.setdefault(block.row.key, []).append(block)
+    off = []
+    for blocks in rows.values():
+        best = max(blocks, key=lambda block: block.child_clock_ratio)
+        usual = max(block.incumbent_clock_ratio for block in blocks)
+        if best.child_clock_ratio > policy.clock_high or best.child_clock_ratio < policy.clock_low * min(1.0, usual):
+            off.append(best)
     if not off:
         return None
     worst = max(off, key=lambda block: abs(math.log(max(block.child_clock_ratio, 1e-9))))
     return (
         Verdict.INVALID,
-        f"clocks disagree on {worst.row.key}: the child says {worst.child_clock_ratio:.2f} of the judge's time",
+        f"{CLOCKS} on {worst.row.key}: the child says {worst.child_clock_ratio:.2f} of the judge's time",
     )
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from engines.client import Child
 from engines.judge.checks import merged
 from engines.judge.clean import changed_while_installed, differences, weights_moved
-from engines.judge.disturbance import behind_a_timeout, waited_for
+from engines.judge.disturbance import behind_a_timeout, share_slower, waited_for
 from engines.judge.inputs import InputSet, seed_of, window_tokens
 from engines.judge.install import Installer
 from engines.judge.pairing import Alternating, Pair, SideBySide, TwoProcesses
@@ -52,6 +52,9 @@ from hotpass.stats import SequentialTest
 ALONE_WINDOWS = 1
 """Windows of the incumbent on each row before the candidate comes, so that drift is not taken for disturbance."""
 
+AFTER_WINDOWS = 2
+"""The same after it, where its time beside the candidate needs explaining."""
+
 SECOND_LOOK = 1.03
 """An incumbent slower than this beside the candidate is timed alone once more, after the candidate."""
 
@@ -78,6 +81,9 @@ class Attempt:
     changed_while_installed: list[str] = field(default_factory=list)
     weights_unchanged: bool = True
     disturbed: float = 1.0
+    disturbed_support: float = 1.0
+    before: dict[Place, list[float]] = field(default_factory=dict)
+    """Place → seconds a step of each window of the incumbent just before the candidate was installed, or lately."""
     alone: dict[Place, float] = field(default_factory=dict)
     """Place → seconds a step of the incumbent before the candidate was installed: just now or lately, the slower."""
     noise_floor: float = 0.0
@@ -195,6 +201,7 @@ class Judge:
                 if assignment.incumbent != AS_LOADED:
                     with attempt.phase("alone"):
                         taken = self._alone_seconds(attempt, a, places, "alone")
+                    attempt.before = taken
                     attempt.alone = {place: statistics.median(seconds) for place, seconds in taken.items()}
                 with attempt.phase("install"):
                     self._install(attempt, b, Side.CANDIDATE, assignment.candidate, places)
@@ -210,6 +217,7 @@ class Judge:
             self._stable.load_contexts(child, name, places, time.monotonic() + CLEAN_SECONDS)
         patience, cold = self._stable.recipe.aa_seconds / 3, attempt.assignment.purpose is Purpose.COLD
         evidence, attempt.noise_floor = self._stable.a_against_a(pair, places, patience, held_out=cold)
+        attempt.before = evidence.incumbent_seconds
         attempt.alone = {place: statistics.median(seconds) for place, seconds in evidence.incumbent_seconds.items()}
 
     def _held_out(self, incumbent: Child, places: Sequence[Place], seed: int) -> Mapping[Place, Sequence[InputSet]]:
@@ -361,6 +369,7 @@ class Judge:
             attempt.alone[place] = statistics.median(seconds)
         for place, recent in known.items():
             attempt.alone[place] = max(attempt.alone.get(place, 0.0), statistics.median(recent))
+            attempt.before[place] = list(recent)
 
     def _alone_seconds(
         self, attempt: Attempt, child: Child, places: Sequence[Place], purpose: str
@@ -391,19 +400,24 @@ class Judge:
         A machine that became slower in the middle is slow afterwards too, and nobody's fault; a candidate that disturbs does so while
         it is installed. What it leaves running is found by the clean proof. The second look costs nothing where the first is clear.
         """
+        beside = attempt.evidence.incumbent_seconds
+        attempt.disturbed_support = share_slower(beside, attempt.before)
         ratio = self._beside_over(attempt, attempt.alone)
         if ratio <= SECOND_LOOK or attempt.deadline - time.monotonic() < self._second_look_seconds(attempt):
             return ratio
         with attempt.phase("alone"):
             self._installer.uninstall(candidates, Side.CANDIDATE, attempt.deadline)
-            after = self._alone_seconds(attempt, incumbents, list(attempt.alone), "alone after")
+            after = self._alone_seconds(attempt, incumbents, AFTER_WINDOWS * list(attempt.alone), "alone after")
+        attempt.disturbed_support = min(attempt.disturbed_support, share_slower(beside, after))
         slower = {place: max(before, statistics.median(after[place])) for place, before in attempt.alone.items()}
         return self._beside_over(attempt, slower)
 
     def _second_look_seconds(self, attempt: Attempt) -> float:
         """Twice what the windows alone would take."""
         steps = self._stable.kv.steps_per_window
-        return 2 * sum(ALONE_WINDOWS * steps[place[1]] * seconds for place, seconds in attempt.alone.items())
+        return 2 * sum(
+            AFTER_WINDOWS * ALONE_WINDOWS * steps[place[1]] * seconds for place, seconds in attempt.alone.items()
+        )
 
     def _beside_over(self, attempt: Attempt, alone: Mapping[Place, float]) -> float:
         """Weighted over the rows that were measured; 1 where none was."""
@@ -472,6 +486,7 @@ class Judge:
             reloads=tuple(attempt.reloads),
             clean=attempt.clean,
             incumbent_disturbed=attempt.disturbed,
+            disturbed_support=attempt.disturbed_support,
             noise_floor=attempt.noise_floor,
             weights_unchanged=attempt.weights_unchanged,
             phases_ms=attempt.phases_ms,

@@ -13,6 +13,10 @@ import numpy as np
 from hotpass.records.measurement import Agreement, OutputCheck
 from hotpass.records.shapes import ShapeRow
 
+DECIDED_MARGIN = 0.1
+"""Of the logits' root mean square about their mean: a greedy token that leads by more is decided, whatever the precision. The logits of a
+trained model lead by several times that at most positions; rounding everything to bfloat16 moves them by a hundredth of it or two."""
+
 CHUNK_ROWS = 16
 """Rows of logits compared at a time: 16 x 50,000 floats stay in a cache."""
 
@@ -39,6 +43,8 @@ def check_outputs(row: ShapeRow, against: str, got: np.ndarray, want: np.ndarray
         argmax_clear=sums.clear,
         argmax_clear_agree=sums.clear_agree,
         kl_mean=sums.kl / sums.positions,
+        argmax_decided=sums.decided,
+        argmax_decided_agree=sums.decided_agree,
     )
 
 
@@ -75,6 +81,7 @@ class _Sums:
 
     def __init__(self) -> None:
         self.positions = self.values = self.agree = self.clear = self.clear_agree = 0
+        self.decided = self.decided_agree = 0
         self.max_abs = self.squares = self.reference_squares = self.worst_row_rms = self.kl = 0.0
         self.bit_equal = True
 
@@ -94,16 +101,19 @@ class _Sums:
         self.worst_row_rms = max(self.worst_row_rms, math.sqrt(float(row_squares.max()) / vocab))
         centred = wide_want - wide_want.mean(axis=1, keepdims=True)
         self.reference_squares += float(np.square(centred).sum())
-        self._add_greedy(got, want, noise_abs)
+        self._add_greedy(got, want, noise_abs, np.sqrt(np.square(centred).mean(axis=1)))
         self.kl += float(_kl(wide_want, wide_got).sum())
 
-    def _add_greedy(self, got: np.ndarray, want: np.ndarray, noise_abs: float) -> None:
+    def _add_greedy(self, got: np.ndarray, want: np.ndarray, noise_abs: float, scale: np.ndarray) -> None:
         agree = got.argmax(axis=1) == want.argmax(axis=1)
         top = np.partition(want, -2, axis=1)[:, -2:]
-        clear = top[:, 1] - top[:, 0] > 2 * noise_abs
+        margin = top[:, 1] - top[:, 0]
+        clear, decided = margin > 2 * noise_abs, margin > DECIDED_MARGIN * scale
         self.agree += int(agree.sum())
         self.clear += int(clear.sum())
         self.clear_agree += int((agree & clear).sum())
+        self.decided += int(decided.sum())
+        self.decided_agree += int((agree & decided).sum())
 
 
 def _kl(want: np.ndarray, got: np.ndarray) -> np.ndarray:
@@ -138,4 +148,6 @@ def _merged(group: list[OutputCheck]) -> OutputCheck:
         argmax_clear=sum(check.argmax_clear for check in group),
         argmax_clear_agree=sum(check.argmax_clear_agree for check in group),
         kl_mean=mean("kl_mean", 1),
+        argmax_decided=sum(check.argmax_decided for check in group),
+        argmax_decided_agree=sum(check.argmax_decided_agree for check in group),
     )

@@ -7,8 +7,14 @@ runs into the deadline: the judge gives up long before, and says so. Smaller dis
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
 from engines.program import CandidateFailed
 from hotpass.records.measurement import Failure, FailureKind
+
+if TYPE_CHECKING:
+    from engines.judge.rounds import Place
 
 WAIT_FACTOR = 10.0
 """A window of the incumbent is waited for so many times as long as it takes beside itself, and `WAIT_SECONDS` more."""
@@ -32,6 +38,18 @@ def of_the_incumbent(failure: Failure, what: str, waited_seconds: float, alone_s
         return failure
     message = f"{what} had not ended after {waited_seconds:.1f} s, beside itself it takes {alone_seconds:.3f} s"
     return Failure(kind=FailureKind.DISTURBED, message=message, detail=failure.detail)
+
+
+def share_slower(beside: Mapping[Place, Sequence[float]], alone: Mapping[Place, Sequence[float]]) -> float:
+    """Of all pairs of one window beside the candidate and one without it, the share in which the one beside took longer (Mann and
+    Whitney's): near 1/2 where only the machine was unsteady, near 1 where the candidate slows every window. 1 where nothing is known."""
+    slower = pairs = 0.0
+    for place, seconds in beside.items():
+        for one in seconds:
+            for other in alone.get(place, ()):
+                pairs += 1
+                slower += 1.0 if one > other else 0.5 if one == other else 0.0
+    return slower / pairs if pairs else 1.0
 
 
 def behind_a_timeout(failure: Failure, lost_seconds: float, elapsed_seconds: float) -> Failure:

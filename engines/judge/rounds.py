@@ -122,6 +122,7 @@ class Rounds:
             steps_per_window=steps,
             child_clock_ratio=max(ratios, key=_off),
             layers=self._plan.depths[cut],
+            incumbent_clock_ratio=ratios[0],
         )
 
     def check_once(self, deadline: float) -> None:

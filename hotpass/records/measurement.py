@@ -126,6 +126,8 @@ class MeasuredBlock:
     hiccup of the machine hits one window, a lie both."""
     layers: int
     """Depth of the model that this block ran (fast tier: that of the cut)."""
+    incumbent_clock_ratio: float = 1.0
+    """The same of the incumbent's windows alone: what the machine made of an honest child's word meanwhile."""
 
     @property
     def log_ratio(self) -> float:
@@ -203,6 +205,9 @@ class OutputCheck:
     argmax_clear_agree: int
     kl_mean: float
     """Mean KL divergence of softmax(reference) to softmax(candidate), nats."""
+    argmax_decided: int = 0
+    """Positions where the reference's margin exceeds a tenth of its logits' scale, so that a small loss of precision changes none."""
+    argmax_decided_agree: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -322,6 +327,9 @@ class MeasureResult:
     """None when no restore was tried (the child is discarded anyway)."""
     incumbent_disturbed: float = 1.0
     """Incumbent's time beside the candidate ÷ beside itself (A/A at this child's birth), weighted over rows."""
+    disturbed_support: float = 1.0
+    """Of pairs of the incumbent's windows, one beside the candidate and one without it, the share in which the one beside took longer:
+    near 1/2 where only the machine was unsteady."""
     noise_floor: float = 0.0
     """Standard deviation of A/A block log-ratios at this child's birth."""
     weights_unchanged: bool = True

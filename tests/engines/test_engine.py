@@ -217,6 +217,8 @@ def test_a_result_is_small_plain_data(toy: DecoderEngine, deployment: Deployment
 def test_wrong_orders_are_refused(toy: DecoderEngine, deployment: Deployment) -> None:
     with pytest.raises(InputError, match="not in the shape table"):
         toy.measure(assignment(deployment, HONEST, rows=(replace(ROWS[0], context_mean=999),)))
+    with pytest.raises(InputError, match="takes two engines"):
+        toy.measure(assignment(deployment, HONEST, pairing=Pairing.TWO_ENGINES))
     with pytest.raises(InputError, match="is empty"):
         toy.measure(assignment(deployment, HONEST, rows=()))
     with pytest.raises(InputError, match="is not known"):

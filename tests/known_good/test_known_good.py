@@ -14,10 +14,11 @@ import pytest
 
 from hotpass.parts import declaration, read_part
 from hotpass.records.candidate import Candidate, Numerics, Value
-from hotpass.records.measurement import Pairing, Tier
+from hotpass.records.measurement import Attempt, MeasureResult, Pairing, Tier
 from search.catalogue import find_part
 from tests.cheats.judging import Bench, candidate_of, planted
 from verification.policy import Policy
+from verification.verdict import CLOCKS, DISTURBED
 
 HERE = Path(__file__).parent
 HONEST = {path.stem: planted(path) for path in sorted((HERE / "parts").glob("*.py"))}
@@ -43,18 +44,32 @@ GOOD = HONEST | CATALOGUE | {name: candidate_of(settings=given) for name, given 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     made = Bench(tmp_path_factory.mktemp("good"))
-    # An honest part passes on a busy machine, too: what the machine does to the incumbent's times is not judged here.
-    # Random weights have no clear favourites, so that lossy parts agree on fewer tokens than on a model that has learnt.
-    made.policy = Policy(numerics=Numerics.LOSSY, lossy_clear_agreement=0.9, disturbed_margin=1.0)
+    made.policy = Policy(numerics=Numerics.LOSSY)  # the default one, of a campaign that allows lossy candidates
     yield made
     made.engine.close()
+
+
+LOOKS = 4
+"""A campaign gives a disturbed candidate a second look, since on a shared machine it is seldom its fault. A window here takes four
+milliseconds, which other processes of a busy machine may well cover whole, so that there are some more."""
+
+
+def judged(
+    bench: Bench, candidate: Candidate, tier: Tier = Tier.FAST, **changes: object
+) -> tuple[MeasureResult, Attempt]:
+    """By the default policy, looked at again where only what went on beside it was in question."""
+    for _ in range(LOOKS):
+        result = bench.measure(candidate, tier, **changes)
+        attempt = bench.verdict(result)
+        if not attempt.reason.startswith((DISTURBED, CLOCKS)):
+            break
+    return result, attempt
 
 
 @pytest.mark.parametrize("name", GOOD)
 def test_an_honest_candidate_passes(name: str, bench: Bench) -> None:
     child = bench.engine._loaded.pair().child.pid
-    result = bench.measure(GOOD[name])
-    attempt = bench.verdict(result)
+    result, attempt = judged(bench, GOOD[name])
     assert attempt.verdict.is_timed, attempt.reason
     assert result.clean is not None
     assert result.clean.clean
@@ -67,8 +82,7 @@ SERVED = ("sums_in_another_order", "lean-model", "attention-bmm", "max_batch=1",
 
 @pytest.mark.parametrize("name", SERVED)
 def test_an_honest_candidate_serves_what_the_reference_would(name: str, bench: Bench) -> None:
-    result = bench.measure(GOOD[name], Tier.SLOW)
-    attempt = bench.verdict(result)
+    result, attempt = judged(bench, GOOD[name], Tier.SLOW)
     assert attempt.verdict.is_timed, attempt.reason
     assert result.tokens is not None
     assert len(result.tokens.regrets) == 6 * 4
@@ -77,18 +91,18 @@ def test_an_honest_candidate_serves_what_the_reference_would(name: str, bench: B
 
 @pytest.mark.parametrize("pairing", [Pairing.ALTERNATING, Pairing.TWO_PROCESSES])
 def test_an_honest_candidate_passes_in_every_pairing(pairing: Pairing, bench: Bench) -> None:
-    attempt = bench.verdict(bench.measure(GOOD["fused-qkv"], pairing=pairing))
+    _, attempt = judged(bench, GOOD["fused-qkv"], pairing=pairing)
     assert attempt.verdict.is_timed, attempt.reason
 
 
 def test_an_honest_candidate_passes_over_another_incumbent(bench: Bench) -> None:
-    attempt = bench.verdict(bench.measure(GOOD["fused-qkv"], incumbent=GOOD["lean-model"]))
+    _, attempt = judged(bench, GOOD["fused-qkv"], incumbent=GOOD["lean-model"])
     assert attempt.verdict.is_timed, attempt.reason
 
 
 def test_what_declares_bit_identity_and_is_passes(bench: Bench) -> None:
     exact = replace(GOOD["reuses_its_buffer"], numerics=Numerics.BIT_IDENTICAL)
-    attempt = bench.verdict(bench.measure(exact))
+    _, attempt = judged(bench, exact)
     assert attempt.verdict.is_timed, attempt.reason
 
 

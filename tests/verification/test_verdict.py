@@ -70,6 +70,7 @@ def test_slower_and_equal() -> None:
         ({"incumbent_disturbed": 1.2}, Verdict.INVALID, "disturbed"),
         ({"blocks": blocks(2.0, child_clock_ratio=0.1)}, Verdict.INVALID, "clocks"),
         ({"blocks": blocks(2.0, child_clock_ratio=1.3)}, Verdict.INVALID, "clocks"),
+        ({"blocks": blocks(2.0, child_clock_ratio=0.29, incumbent_clock_ratio=0.6)}, Verdict.INVALID, "clocks"),
         ({"blocks": ()}, Verdict.INVALID, "no whole round"),
     ],
 )
@@ -98,7 +99,7 @@ def test_lossy_is_judged_by_divergence_and_by_its_worst_row() -> None:
     policy = Policy(numerics=Numerics.LOSSY)
     lossy = {"max_abs": 0.9, "rms": 0.2, "worst_row_rms": 0.3, "kl_mean": 0.004}
     assert judged(result(numerics=Numerics.LOSSY, checks=(check(**lossy),)), policy).verdict is Verdict.FASTER
-    for change in ({"kl_mean": 0.5}, {"worst_row_rms": 1.9}, {"argmax_clear_agree": 12}):
+    for change in ({"kl_mean": 0.5}, {"worst_row_rms": 1.9}, {"argmax_decided": 16, "argmax_decided_agree": 12}):
         attempt = judged(result(numerics=Numerics.LOSSY, checks=(check(**{**lossy, **change}),)), policy)
         assert attempt.verdict is Verdict.INCORRECT
 
@@ -153,6 +154,34 @@ def test_slow_tier_counts_tokens_per_second_of_replays() -> None:
     assert attempt.verdict is Verdict.FASTER
     assert attempt.speedup.value == pytest.approx(4.0 / 2.005, rel=1e-3)
     assert attempt.tokens_per_second == pytest.approx(600 / 12.03, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("support", "verdict"), [(0.5, Verdict.FASTER), (0.79, Verdict.FASTER), (0.8, Verdict.INVALID)]
+)
+def test_a_slow_incumbent_is_a_disturbed_one_where_nearly_every_window_says_so(
+    support: float, verdict: Verdict
+) -> None:
+    assert judged(result(2.0, incumbent_disturbed=1.4, disturbed_support=support)).verdict is verdict
+
+
+def test_on_a_machine_where_messages_wait_both_sides_say_less() -> None:
+    waits = blocks(2.0, child_clock_ratio=0.2, incumbent_clock_ratio=0.3)
+    assert judged(result(2.0, blocks=waits)).verdict is Verdict.FASTER
+
+
+def test_lossy_tokens_that_are_a_near_tie_may_differ() -> None:
+    policy = Policy(numerics=Numerics.LOSSY)
+    near = check(
+        max_abs=0.9,
+        rms=0.2,
+        worst_row_rms=0.3,
+        kl_mean=0.004,
+        argmax_clear_agree=9,
+        argmax_decided=8,
+        argmax_decided_agree=8,
+    )
+    assert judged(result(numerics=Numerics.LOSSY, checks=(near,)), policy).verdict is Verdict.FASTER
 
 
 def test_as_loaded_beside_itself_cannot_be_disturbed() -> None:

@@ -27,7 +27,16 @@ def test_numbers_by_hand() -> None:
     assert check.worst_row_rms == pytest.approx(math.sqrt(10 / 3))
     assert check.reference_rms == pytest.approx(math.sqrt((2 + 6) / 6))
     assert (check.positions, check.argmax_agree, check.argmax_clear, check.argmax_clear_agree) == (2, 1, 2, 1)
+    assert (check.argmax_decided, check.argmax_decided_agree) == (2, 1)
     assert not check.bit_equal
+
+
+def test_a_token_is_decided_by_a_tenth_of_the_logits_scale() -> None:
+    near, far = [0.0, 1.0, 1.05], [0.0, 1.0, 1.06]  # scale about 0.48 and 0.49
+    check = check_outputs(ROW, "reference", logits(near, far), logits(near, far), 0.0)
+    assert (check.argmax_clear, check.argmax_decided, check.argmax_decided_agree) == (2, 2, 2)
+    near = [0.0, 1.0, 1.04]
+    assert check_outputs(ROW, "reference", logits(near), logits(near), 0.0).argmax_decided == 0
 
 
 def test_a_margin_within_the_noise_is_not_clear() -> None:

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from engines.judge.disturbance import WAIT_SECONDS, behind_a_timeout, of_the_incumbent, patience_seconds
+from engines.judge.disturbance import WAIT_SECONDS, behind_a_timeout, of_the_incumbent, patience_seconds, share_slower
 from engines.judge.inputs import RandomTokens, drawer, window_tokens
 from engines.judge.rounds import Evidence, Place, Plan, Rounds
 from engines.judge.windows import Window
@@ -87,6 +87,13 @@ def test_a_starved_incumbent_is_a_disturbance(failure: Failure, alone_step: floa
     assert caught.value.failure.kind is kind
     assert caught.value.failure.detail == failure.detail
     assert (ROWS[0].key in caught.value.failure.message) == (kind is FailureKind.DISTURBED)
+
+
+def test_the_share_of_slower_windows_is_by_pairs_within_a_place() -> None:
+    other: Place = (0, 1)
+    assert share_slower({PLACE: [2.0, 1.0]}, {PLACE: [1.0, 3.0]}) == (1 + 0 + 0.5 + 0) / 4
+    assert share_slower({PLACE: [5.0], other: [1.0]}, {PLACE: [1.0], other: [5.0]}) == 0.5
+    assert share_slower({PLACE: [5.0]}, {}) == 1.0
 
 
 def test_what_it_waited_and_what_it_takes_are_told() -> None:
