@@ -167,8 +167,8 @@ class SearchLoop:
         if self.supply.intake is not None or self.expecting():
             seconds = min(seconds, POLL_SECONDS)
         with self.journal.together():
-            if not self.answers.wait(seconds):
-                self._expire()
+            self.answers.wait(seconds)
+            self._expire()
 
     def _measured(self, future: Future[Measured]) -> None:
         order = self.running.pop(future)
