@@ -25,7 +25,7 @@ port = int(sys.argv[1])
 ray.init(address="local", include_dashboard=True, dashboard_host="127.0.0.1", dashboard_port=port,
          _node_ip_address="127.0.0.1", object_store_memory=80 * 2**20, num_cpus=2, log_to_driver=False)
 client = JobSubmissionClient(f"http://127.0.0.1:{port}")
-while True:  # the jobs API answers before the agent that runs jobs has registered
+for attempt in range(600):  # the jobs API answers before the agent that runs jobs has registered
     try:
         client.submit_job(entrypoint="true")
         break
@@ -33,6 +33,9 @@ while True:  # the jobs API answers before the agent that runs jobs has register
         if "No available agent" not in str(error):
             raise
         time.sleep(0.2)
+else:
+    print("no job agent registered within two minutes; another Ray head on this machine may hold its port", flush=True)
+    sys.exit(1)
 print("ready", flush=True)
 sys.stdin.read()
 ray.shutdown()
@@ -63,6 +66,7 @@ def test_a_submitted_job_compiles_from_its_working_directory(tmp_path: Path) -> 
         assert head.stdout is not None
         while (line := head.stdout.readline()) != "ready\n":
             assert line, "the local Ray did not start"
+            assert not line.startswith("no job agent"), line
         submit = [
             sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", f"http://127.0.0.1:{port}", "--working-dir", ".",
             "--", sys.executable, "-m", "cluster.cli", "compile", "--model", "some-model", "--traffic", "chat", "--engine", "fake",
