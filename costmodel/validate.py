@@ -60,6 +60,8 @@ class Validation:
     told: dict[str, Score]
     """Target → rows that say all about their deployment."""
     regret: Regret
+    regret_aggregated: Regret
+    """Of the groups whose rows serve prefill and decode on the same accelerators, so that their number is known."""
     broken: tuple[str, ...] = field(default_factory=tuple)
     """Ids of rows that look broken."""
 
@@ -101,7 +103,15 @@ def validate(
     answered = found["refused"] == ""
     good, priced = rows[answered], found[answered]
     if not len(good):
-        return Validation(rows=len(rows), answered=0.0, refused=_counted(found), scores={}, told={}, regret=NO_REGRET)
+        return Validation(
+            rows=len(rows),
+            answered=0.0,
+            refused=_counted(found),
+            scores={},
+            told={},
+            regret=NO_REGRET,
+            regret_aggregated=NO_REGRET,
+        )
     own = made or {target: zero_shot(priced, target) for target in ("tpot", "ttft")}
     scores = {target: score(good, own[target], target) for target in own}
     for target in own:
@@ -119,6 +129,7 @@ def validate(
         scores=scores,
         told={t: score(good[told], own[t][told], t) for t in own} if told.any() else {},
         regret=regret(good, priced, own),
+        regret_aggregated=regret(good[good["mode"] != "disagg"], priced[good["mode"] != "disagg"], own),
         broken=tuple(ids[(off > BROKEN) | (off < 1 / BROKEN)]),
     )
 
