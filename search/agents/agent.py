@@ -31,6 +31,9 @@ MAX_CORRECTIONS = 2
 """Replies of one turn that may be unusable and are answered with what is wrong."""
 MIN_DIGEST_TOKENS = 400
 """With less room than this for what the campaign knows, an agent would only guess."""
+UNKNOWN_TOKENIZER = 1.3
+"""A model that litellm does not know may need so many times the tokens that are counted with another's tokenizer; corrected upward by
+what the server says."""
 MIN_REPLY_TOKENS = 64
 """With less room than this for a reply, nothing is asked."""
 
@@ -85,6 +88,8 @@ class Agent:
         self._clock = clock
         self._turns = 0
         self._window = llm.context_tokens
+        self._ratio = 1.0 if llm.is_known else UNKNOWN_TOKENIZER
+        """Tokens by the server's account over tokens counted here: the most so far."""
         self._tools = tool_specs() if llm.has_tools else []
         self._tool_tokens = llm.count(json.dumps(self._tools)) if self._tools else 0
 
@@ -130,7 +135,10 @@ class Agent:
             if reason or room < MIN_REPLY_TOKENS:
                 return Turn(outcome="spent", detail=reason or "what is left would not pay for a reply")
             answer = self.llm.ask(messages, deadline, tools=self._tools, reply_tokens=room, between=self._between)
+            counted = self.llm.count(_text(messages)) + self._tool_tokens
             for call in answer.calls:
+                if not call.estimated and counted:
+                    self._ratio = max(self._ratio, call.prompt_tokens / counted)
                 self.spend = self.spend.plus(call)
                 self.link.tell(call)
             deadline += 0.0 if answer.reply is not None else answer.waited_seconds
@@ -149,7 +157,7 @@ class Agent:
 
     def _affordable(self, messages: list[Message]) -> int:
         """Tokens that the next reply may have without breaking a cap."""
-        prompt = self.llm.count(_text(messages)) + self._tool_tokens
+        prompt = int(self._ratio * (self.llm.count(_text(messages)) + self._tool_tokens))
         room = self._reply_room()
         if self.caps.tokens:
             room = min(room, self.caps.tokens - self.spend.tokens - prompt)

@@ -142,6 +142,11 @@ class Llm:
         return bool(self._info.get("supports_function_calling"))
 
     @property
+    def is_known(self) -> bool:
+        """Whether litellm has the model in its table, and so perhaps its tokenizer."""
+        return bool(self._info)
+
+    @property
     def is_priced(self) -> bool:
         return self._info.get("input_cost_per_token") is not None
 
