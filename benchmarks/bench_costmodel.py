@@ -57,6 +57,9 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("HOTPASS_DATA", "../shared/data")))
     parser.add_argument("--aiconfigurator", type=Path, help="CSV of its answers: id, tpot_ms, ttft_ms")
     parser.add_argument("--aiconfigurator-python", type=Path, help="an interpreter that has aiconfigurator 0.12")
+    parser.add_argument(
+        "--aiconfigurator-rows", type=int, default=500, help="that it is asked, drawn evenly; 0: all, an hour or more"
+    )
     parser.add_argument("--cold", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.cold:
@@ -82,7 +85,9 @@ def main() -> int:
     for name in plain.broken:
         print(f"off by more than a factor of 5, measured or read wrongly (counted all the same): {name}")
     print("pipeline and decode context parallelism: no measured rows, unvalidated")
-    asked = _ask_aiconfigurator(arguments.aiconfigurator_python, folder / "aiconfigurator_silicon_sample.csv.gz")
+    asked = _ask_aiconfigurator(
+        arguments.aiconfigurator_python, folder / "aiconfigurator_silicon_sample.csv.gz", arguments.aiconfigurator_rows
+    )
     beside, both = _aiconfigurator(arguments.aiconfigurator or asked.answers, good, made)
     mlperf = _mlperf(folder / "mlperf_inference_v4.1_llm.csv")
     speed = _speed()
@@ -130,16 +135,16 @@ class _Asked(NamedTuple):
     sweep_seconds: float | None
 
 
-def _ask_aiconfigurator(interpreter: Path | None, source: Path) -> _Asked:
+def _ask_aiconfigurator(interpreter: Path | None, source: Path, rows: int) -> _Asked:
     """Its answers and the seconds of its sweep, by an interpreter that has it; nothing where there is none, which is said."""
     if interpreter is None:
         print("aiconfigurator: not asked (--aiconfigurator-python gives an interpreter that has it)")
         return _Asked(None, None)
     script = Path(__file__).with_name("aiconfigurator_answers.py")
     out = Path(tempfile.mkdtemp()) / "answers.csv"
-    command = [str(interpreter), str(script), str(source), str(out), "--sweep"]
+    command = [str(interpreter), str(script), str(source), str(out), "--sweep", "--rows", str(rows)]
     done = subprocess.run(
-        command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, timeout=3600
+        command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, timeout=4 * 3600
     )
     if done.returncode != 0:
         print(f"aiconfigurator: could not be asked: {done.stderr.strip().splitlines()[-1:]}")

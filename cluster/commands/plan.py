@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.planning import question
+from hotpass.canonical import to_plain
 from hotpass.decode import json_safe
 from hotpass.errors import InputError, nearest
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.validate and Path(arguments.validate).is_dir():
+        return learn(Path(arguments.validate), arguments.kernels, as_json=arguments.json)
     if arguments.validate:
         return validate(Path(arguments.validate), as_json=arguments.json, save=arguments.save_calibration)
     if arguments.model is None:
@@ -52,6 +55,30 @@ def microbench(arguments: argparse.Namespace) -> int:
     from engines.microbench import microbench as run_it
 
     print(run_it(Path(arguments.out), threads=arguments.threads, seconds=arguments.seconds))
+    return 0
+
+
+def learn(folder: Path, kernels: str | None, *, as_json: bool) -> int:
+    """Learn from a campaign's passes: what each kind of operator takes beside what its kernels promise."""
+    from cluster.learning import learn_campaign
+
+    if kernels is None:
+        raise InputError(
+            "--kernels", "(missing)", "is needed to learn from a campaign", "run `hotpass microbench` and name its file"
+        )
+    found = learn_campaign(folder, Path(kernels))
+    if as_json:
+        print(json.dumps(json_safe({**to_plain(found), "version": found.fit.version})))
+        return 0
+    error = found.fit.held_out_error
+    print(
+        f"fit {found.fit.version} of {found.num_passes} passes: {error:.1%} median error on shapes left out, {found.zero_shot_error:.1%} without"
+    )
+    for group in found.groups:
+        factors = ", ".join(
+            f"{name.removesuffix('_ms')} {value:.2f}" for name, value in found.fit.factors.of(group).items()
+        )
+        print(f"  {group}: times the kernels' own: {factors}")
     return 0
 
 
