@@ -154,7 +154,11 @@ def _plan(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.add_argument("--explain", metavar="PLAN", help="a plan's rank or name: its step as a sum of operators")
     parser.add_argument("--top", type=int, default=10, metavar="N", help="plans shown (default 10)")
     parser.add_argument("--plot", metavar="FILE", help="the Pareto frontier (.png or .html)")
-    parser.add_argument("--validate", metavar="FILE", help="score the model on measured rows (CSV, Parquet), or learn from a campaign's folder")
+    parser.add_argument(
+        "--validate",
+        metavar="FILE",
+        help="score the model on measured rows (CSV, Parquet), or learn from a campaign's folder",
+    )
     parser.add_argument("--save-calibration", metavar="FILE", help="with --validate: fit corrections to those rows")
     parser.add_argument("--calibration", metavar="FILE", help="apply corrections that were fitted")
     parser.add_argument("--json", action="store_true", help="as JSON")
