@@ -37,7 +37,7 @@ from cluster.proposers import proposer_of, unfinished
 from cluster.runs import facts_of
 from cluster.session import Hush, Session
 from cluster.state import CampaignState, fold
-from cluster.store import CandidateWriter
+from cluster.store import CandidateWriter, set_torn_aside
 from cluster.warm import Warm, warm_of
 from hotpass.errors import HotpassError
 from hotpass.records.candidate import Numerics, PartSource
@@ -128,7 +128,10 @@ def opened_log(running: Running) -> Iterator[tuple[EventLog, CampaignState]]:
             running.view.note(
                 f"a torn last line of the event log was put aside as {path}; nothing acknowledged is lost"
             )
-        yield log, fold(log.read())
+        state = fold(log.read())
+        for path in set_torn_aside(running.folder, state.candidates):
+            running.view.note(f"a candidate that was being written when the machine stopped was put aside as {path}")
+        yield log, state
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from hotpass.records.candidate import AS_LOADED, Candidate, Numerics, PartSource
 from hotpass.records.slots import SlotTable
 from search.objectives import parse_objectives
 from search.scheduler import CONTROL, arm_of
-from search.study import derive_seed
+from search.trials import derive_seed
 
 
 def proposer_of(

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import tomllib
+from collections.abc import Container
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -124,6 +125,25 @@ def load_candidates(folder: Path) -> dict[str, Candidate]:
     """Every candidate of the campaign, by id, each verified."""
     paths = sorted((Path(folder) / "candidates").glob(f"[!.]*/{FILE}"))
     return {path.parent.name: load_candidate(folder, path.parent.name) for path in paths}
+
+
+def set_torn_aside(folder: Path, named: Container[str]) -> list[Path]:
+    """Candidates that a crash left half-written, and that no event names, moved to `candidates/.torn/`; where they went.
+
+    One that the log names was durable before its event: damage to it is no crash, and stays for `load_candidate` to report.
+    """
+    moved = []
+    for path in sorted((Path(folder) / "candidates").glob("[!.]*")):
+        if path.name in named:
+            continue
+        try:
+            load_candidate(folder, path.name)
+        except InputError:
+            target = path.parent / ".torn" / path.name
+            target.parent.mkdir(exist_ok=True)
+            shutil.rmtree(target, ignore_errors=True)
+            moved.append(path.rename(target))
+    return moved
 
 
 def read_candidate_folder(folder: Path, *, dtype: str = "float32") -> Candidate:

@@ -73,9 +73,14 @@ class Dial:
         return spelled(self.values)
 
 
-@lru_cache(maxsize=4096)
 def spelled(values: tuple[Value, ...]) -> tuple[str, ...]:
     """Values as the texts that stand for them in choices. Kept, since every walk asks for them again."""
+    return _spelled(values, tuple(map(type, values)))
+
+
+@lru_cache(maxsize=4096)
+def _spelled(values: tuple[Value, ...], kinds: tuple[type, ...]) -> tuple[str, ...]:
+    """`kinds` is part of the key: (0, 1) and (False, True) are equal to Python, and are not spelled alike."""
     return tuple(canonical_json(value) for value in values)
 
 

@@ -8,7 +8,7 @@ the log of the speedup over the deployment as loaded, chained through the incumb
 name a second one (`search.objectives`). What is not here: whose turn it is (`cluster.loop`), when to stop (`search.budget`), and durability: a study is rebuilt from the
 ledger (`seen`, `tell`), in the order of the log.
 
-Only public Optuna, the same on 4.5 and on 5.0.
+Optuna's own side of it is `search.trials`.
 """
 
 from __future__ import annotations
@@ -16,22 +16,20 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import optuna
-from optuna.distributions import CategoricalDistribution
 from optuna.trial import TrialState
 
-from hotpass.canonical import content_hash
 from hotpass.records.candidate import AS_LOADED, Candidate, Proposal
 from hotpass.records.measurement import Attempt, Purpose, Tier, Verdict
 from search.objectives import TOKENS_PER_S, ratio_of
 from search.policy import Breaker, breakers
 from search.proposers import Proposer, lowest_tier, on_fixed_shapes, turn_of
-from search.space import NO_CHOICES, Choices, Space, Suggest, answers, param_name
+from search.space import NO_CHOICES, Choices, Space, param_name
+from search.trials import asked_of, derive_seed, fresh_study, sampler_of
 
 MAX_CARRIED = 300
 """Trials that an extended study takes over: more make `ask` slow, and old ones say little."""
@@ -107,17 +105,13 @@ class Study:
         self._attempts: deque[Attempt] = deque(maxlen=REMEMBERED)
         self.broken: dict[tuple[str, str], Breaker] = {}
         """Choices that are not tried any more, and why."""
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            tpe = optuna.samplers.TPESampler(
-                n_startup_trials=startup_trials,
-                multivariate=True,
-                group=False,
-                constant_liar=True,
-                seed=self.seed,
-            )
-        self._study = _fresh_study(f"{name}-{space.version}", storage, tpe, len(self.objectives))
+        self._study = fresh_study(
+            f"{name}-{space.version}",
+            storage,
+            seed=self.seed,
+            startup_trials=startup_trials,
+            num_values=len(self.objectives),
+        )
         self._study.set_user_attr("seed", self.seed)
         self._study.set_user_attr("space_version", space.version)
         self._study.set_user_attr("previous_study", previous)
@@ -200,7 +194,7 @@ class Study:
     def _sampled(self) -> Ask | None:
         for _ in range(MAX_ASKS):
             trial = self._study.ask()
-            walk = self.space.walk(_sampler_of(trial), self._base)
+            walk = self.space.walk(sampler_of(trial), self._base)
             candidate = self.space.to_candidate(walk.choices)
             if self._is_new(candidate, walk.choices):
                 proposal = Proposal(
@@ -286,7 +280,7 @@ class Study:
         for candidate_id, _ in best_first[:MAX_CARRIED]:
             choices = space.choices_of(self._known[candidate_id]) if candidate_id in self._known else None
             if choices is not None:
-                params, distributions = study._asked_of(choices)
+                params, distributions = asked_of(space, choices)
                 values = list(self._all_values[candidate_id])
                 study._study.add_trial(
                     optuna.trial.create_trial(params=params, distributions=distributions, values=values)
@@ -373,38 +367,8 @@ class Study:
         if self.sampler != "tpe":
             self._running[candidate_id] = -1
             return -1
-        self._study.enqueue_trial(self._asked_of(choices)[0])
+        self._study.enqueue_trial(asked_of(self.space, choices)[0])
         trial = self._study.ask()
-        self.space.walk(_sampler_of(trial), choices)
+        self.space.walk(sampler_of(trial), choices)
         self._running[candidate_id] = trial.number
         return int(trial.number)
-
-    def _asked_of(self, choices: Choices) -> tuple[dict[str, str], dict[str, CategoricalDistribution]]:
-        """What a walk with these answers asks of the sampler: answers and distributions, by name."""
-        answered: dict[str, str] = {}
-        distributions: dict[str, CategoricalDistribution] = {}
-        answer = answers(choices)
-
-        def suggest(name: str, texts: tuple[str, ...]) -> str:
-            answered[name], distributions[name] = answer(name, texts), CategoricalDistribution(texts)
-            return answered[name]
-
-        self.space.walk(suggest, choices)
-        return answered, distributions
-
-
-def _sampler_of(trial: optuna.Trial) -> Suggest:
-    return lambda name, texts: str(trial.suggest_categorical(name, texts))
-
-
-def _fresh_study(name: str, storage: str | None, sampler: optuna.samplers.BaseSampler, num_values: int) -> optuna.Study:
-    """An empty study of that name. One left by an earlier session goes: the ledger is what is rebuilt from, not it."""
-    if storage is not None and name in optuna.get_all_study_names(storage):
-        optuna.delete_study(study_name=name, storage=storage)
-    directions = ["maximize"] * num_values
-    return optuna.create_study(storage=storage, study_name=name, sampler=sampler, directions=directions)
-
-
-def derive_seed(campaign_seed: int, *path: str | int) -> int:
-    """A seed of its own for each use, the same for the same path: `derive_seed(7, "agent", 3)`. Below 2³¹."""
-    return int(content_hash([campaign_seed, *path])[:15], 16) % (2**31)

@@ -178,3 +178,14 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None
     assert [row.attempt for row in after.attempts[: len(before)]] == before
     assert max(Counter(row.assignment for row in after.attempts).values()) == 1
     assert result["verdict"] == "faster"
+
+
+def test_a_candidate_torn_by_a_crash_is_put_aside_and_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    interrupted_campaign(folder)
+    torn = folder / "candidates" / ("f" * 64)
+    torn.mkdir()
+    (torn / "candidate.toml").write_text("")
+    assert run_campaign(make_running(folder))["verdict"] == "faster"
+    assert not torn.exists()
+    assert (folder / "candidates" / ".torn" / torn.name / "candidate.toml").exists()

@@ -249,3 +249,11 @@ def test_a_parameter_value_that_the_deployment_cannot_serve_is_never_offered() -
         for where in (with_blocks, without)
     ]
     assert offered == [("gguf", "fp32"), ("fp32",)]
+
+
+def test_values_that_python_takes_for_equal_are_spelled_each_in_its_own_way() -> None:
+    from search.options import spelled
+
+    assert spelled((False, True)) == ("false", "true")
+    assert spelled((0, 1)) == ("0", "1")
+    assert spelled((0.0, 1.0)) == ("0.0", "1.0")

@@ -14,7 +14,8 @@ from hotpass.records.candidate import AS_LOADED, Candidate, PartSource
 from hotpass.records.measurement import Purpose, Tier, Verdict
 from search import proposers
 from search.space import Space
-from search.study import Ask, Study, derive_seed
+from search.study import Ask, Study
+from search.trials import derive_seed
 from tests.search.builders import attempt, deployment, part, slot_table
 
 PARTS = [
