@@ -264,3 +264,10 @@ def test_a_program_that_cannot_be_imported_is_the_machines_fault(deployment: Dep
         engine.load(deployment, Tier.FAST)
     assert descendants() == others
     assert open_files() <= before
+
+
+def test_an_import_that_starts_a_thread_is_refused(deployment: Deployment) -> None:
+    others = descendants()
+    with pytest.raises(MachineError, match="started threads, a fork would hang"):
+        toy_engine(program="threaded_program:Program").load(deployment, Tier.FAST)
+    assert descendants() == others
