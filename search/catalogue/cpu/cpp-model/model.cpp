@@ -57,7 +57,7 @@ class Model {
         residual_.resize(size(d_.hidden));
         gated_.resize(size(d_.intermediate));
         normed_.resize(size(std::max(d_.hidden, d_.heads * d_.head_dim)));
-        multiplier_.reserve(tokens);
+        multiplier_.reserve(capacity_);
     }
 
     void forward(int thread) {
