@@ -110,6 +110,38 @@ def test_shapes_of_other_models(natives: Natives) -> None:
             assert error < limit, (changes, weights_as)
 
 
+@pytest.mark.parametrize("weights_as", ["gguf", "fp32"])
+def test_prompts_at_the_borders_of_the_matrix_unit(weights_as: str, natives: Natives) -> None:
+    """Tiles of 16 rows in pairs, 48 to 64 (token, head) pairs, steps of 64 positions: one less, as many, one more; with and without
+    a context. Ten heads of 32 dimensions, five for a KV head; the first token of each prompt is the last of a step before."""
+    made = config(hidden_size=160, head_dim=32, num_attention_heads=10, num_key_value_heads=2)
+    store, net = model(made, blocks=BLOCKS if weights_as == "gguf" else None, seed=5)
+    part = Whole(natives("native"), store, made, weights_as)
+    tokens = text(190, made.vocab_size, 6)
+    wanted = every_logit(net, tokens)
+    for context in (0, 1, 62, 64, 130):
+        if context:
+            part([tokens[:context]], [0], [0])
+        for count in (1, 8, 9, 10, 15, 16, 17, 31, 32, 33, 48, 49):
+            error = float(
+                (part([tokens[context : context + count]], [context], [0])[0] - wanted[context + count - 1]).abs().max()
+            )
+            assert error < EXACT, (context, count)
+    part.close()
+
+
+def test_prompts_of_many_rows_and_columns(natives: Natives) -> None:
+    """More row tiles than go through the weights at once (384 blocks of 16 rows and 32 columns), an odd number of them."""
+    made = config(hidden_size=64, intermediate_size=1088, vocab_size=64, num_attention_heads=2, head_dim=32)
+    store, net = model(made, blocks=dict.fromkeys((*BLOCKS, "down_proj"), "Q4_1"), seed=7)
+    part = Whole(natives("native"), store, made, "gguf")
+    a, b, c = (text(length, made.vocab_size, length) for length in (100, 113, 45))
+    found = part([a, b, c], [0, 0, 0], [0, 1, 2])
+    part.close()
+    for tokens, logits in zip((a, b, c), found, strict=True):
+        assert (logits - every_logit(net, tokens)[-1]).abs().max() < EXACT
+
+
 @pytest.mark.parametrize(
     "rope",
     [
