@@ -27,7 +27,7 @@ from cluster.loop import SearchLoop
 from cluster.plan import Plan, pace_for, write_plan
 from cluster.ports import BuilderPort, EnginePort, LocalBuilder, LocalEngine, Silent
 from cluster.proposers import proposer_of
-from cluster.resolve import simulated_hardware, simulated_model
+from cluster.resolve import CAMPAIGNS, simulated_hardware, simulated_model
 from cluster.session import Session
 from cluster.spec import CampaignSpec
 from cluster.state import CampaignState, fold
@@ -230,7 +230,8 @@ def fake_engines(count: int, seconds: float | None = None) -> list[EnginePort]:
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
     """A folder for a campaign, on the disk that campaigns are on, gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="hotpass-bench-", dir=".") as folder:
+    CAMPAIGNS.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=CAMPAIGNS) as folder:
         yield Path(folder) / "campaign"
 
 
