@@ -13,6 +13,9 @@ from html import escape
 WIDTH = 860
 INK, MUTED, GRID = "#1d2430", "#6b7685", "#e4e8ee"
 GREEN, BLUE, ORANGE, GREY, RED = "#1f7a4d", "#2f6fb0", "#c0561f", "#b6bec9", "#b3261e"
+LINES = (GREEN, BLUE, ORANGE, "#7a4fa3", "#9a7b1c", RED, "#2b8a8a", MUTED)
+"""Colours of several lines in one chart."""
+RATIOS = (0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +76,7 @@ def progress(
     def y(value: float) -> float:
         return top + (height - top - bottom) * (math.log(high) - math.log(value)) / (math.log(high) - math.log(low))
 
-    ratios = [tick for tick in (0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32) if low <= tick <= high]
+    ratios = [tick for tick in RATIOS if low <= tick <= high]
     parts = [
         _line(left, y(tick), WIDTH - right, y(tick), GRID) + _text(left - 8, y(tick) + 4, f"{tick:g}×", MUTED, "end")
         for tick in ratios
@@ -100,6 +103,42 @@ def progress(
         parts.append(_text(at + 12, y(cold.value) + 4, cold.text, ORANGE, weight=600))
     parts.append(_text(left + (WIDTH - left - right) / 2, height - 4, "campaign time, min:s", MUTED, "middle"))
     return _svg(height, parts, "Speedup of every timed attempt over campaign time")
+
+
+def lines(series: Sequence[tuple[str, Sequence[tuple[float, float]]]], end_seconds: float) -> str:
+    """Step lines of ratios over time, each from 1 at its first step, named at its right end."""
+    height, left, right, top, bottom = 240, 52, 150, 16, 40
+    high = max([1.05, *(value for _, steps in series for _, value in steps)]) * 1.06
+    span = max(end_seconds, 1e-9)
+
+    def x(seconds: float) -> float:
+        return left + (WIDTH - left - right) * seconds / span
+
+    def y(value: float) -> float:
+        return top + (height - top - bottom) * (1 - math.log(value) / math.log(high))
+
+    parts = [
+        _line(left, y(tick), WIDTH - right, y(tick), GRID) + _text(left - 8, y(tick) + 4, f"{tick:g}×", MUTED, "end")
+        for tick in RATIOS
+        if 1 <= tick <= high
+    ]
+    for tick in time_ticks(end_seconds):
+        parts.append(_text(x(tick), height - bottom + 18, _minutes(tick), MUTED, "middle"))
+    taken: list[float] = []
+    for colour, (name, steps) in zip(LINES, series, strict=False):
+        path, last = [f"M{x(steps[0][0]):.1f},{y(1.0):.1f}"], 1.0
+        for seconds, value in steps:
+            path.append(f"L{x(seconds):.1f},{y(last):.1f}L{x(seconds):.1f},{y(value):.1f}")
+            last = value
+        path.append(f"L{x(end_seconds):.1f},{y(last):.1f}")
+        parts.append(f'<path d="{"".join(path)}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        at = y(last) + 4
+        while any(abs(at - other) < 13 for other in taken):
+            at += 13
+        taken.append(at)
+        parts.append(_text(WIDTH - right + 6, at, _short(name, 22), colour, weight=600))
+    parts.append(_text(left + (WIDTH - left - right) / 2, height - 4, "campaign time, min:s", MUTED, "middle"))
+    return _svg(height, parts, "Best of each proposer over campaign time")
 
 
 def bars(items: Sequence[Bar], *, unit: str = "×", origin: float = 1.0) -> str:

@@ -16,6 +16,7 @@ from cluster.predicting import shown
 from cluster.report import charts
 from cluster.report.board import board_section, llm_section
 from cluster.report.data import ReportData, rejected_rows
+from cluster.report.proposers import proposers_section
 from cluster.report.reloads import reload_costs
 from hotpass.records.measurement import Estimate, Purpose, Verdict
 
@@ -34,7 +35,7 @@ def render(data: ReportData) -> str:
     plan = data.plan
     title = f"{plan.deployment.model.name} · {plan.deployment.traffic.name} · {plan.deployment.hardware.name}"
     sections = [
-        _header(data, title), _claims(data), _progress(data), _gains(data), _shapes(data), _baselines(data),
+        _header(data, title), _claims(data), _progress(data), proposers_section(data.state), _gains(data), _shapes(data), _baselines(data),
         _rejected(data), _reloads(data), board_section(data), llm_section(data), _sources(data), _environment(data), _reproduce(data),
     ]  # fmt: skip
     return (

@@ -38,11 +38,11 @@ def test_it_asks_nothing_of_the_network_and_runs_no_script(folder: Path) -> None
 def test_it_has_every_section(folder: Path) -> None:
     text = render(gather(folder))
     for title in (
-        "What is claimed", "Gates", "Best so far", "Gain by part", "What bought how much", "Shape table", "Step time against the physical floor",
+        "What is claimed", "Gates", "Best so far", "Who proposed what", "Gain by part", "What bought how much", "Shape table", "Step time against the physical floor",
         "Baselines and the A/A row", "Rejected candidates", "Reloads", "The candidate&#x27;s sources", "Environment", "Reproduce",
     ):  # fmt: skip
         assert title in text or title.replace("&#x27;", "'") in text, title
-    assert text.count("<svg") == 4
+    assert text.count("<svg") == 5
     assert "SIGSEGV" in text
     assert "simulated-loop" in text
     assert "A/A: as loaded against itself" in text
