@@ -111,8 +111,15 @@ def _deviation(estimate: Estimate) -> float:
     return max(ends) / z if len(ends) == 2 else 0.3
 
 
+def milestone(attempts: int) -> int:
+    """Of so many attempts, those that expectations are learned from: all at first, then all but the last few per cent. A function of
+    the count alone, so that a resumed or replayed campaign expects the same."""
+    step = 1 << max(0, (attempts // 16).bit_length() - 1)
+    return attempts - attempts % step
+
+
 class Foresight:
-    """The expectations of one campaign; learns again whenever there is a new attempt."""
+    """The expectations of one campaign; learns again with each attempt at first, later with every few per cent more of them."""
 
     def __init__(self, state: CampaignState, candidates: Mapping[str, Candidate], seed: int) -> None:
         self.state, self.candidates, self.seed = state, candidates, seed
@@ -121,9 +128,12 @@ class Foresight:
 
     @property
     def effects(self) -> Effects:
-        if self._known != len(self.state.attempts):
-            self._known = len(self.state.attempts)
-            self._effects = effects_of(self.state, self.candidates)
+        known = milestone(len(self.state.attempts))
+        if self._known != known:
+            self._known = known
+            self._effects = fit_effects(
+                pairs_of(self.state.attempts[:known], {AS_LOADED.id: AS_LOADED, **self.candidates})
+            )
         return self._effects
 
     def consider(self, candidate: Candidate) -> Prediction:

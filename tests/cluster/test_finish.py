@@ -25,7 +25,7 @@ def state_with(verdict: Verdict, value: float, incumbent: str = LEADER) -> Campa
         tokens_per_second=1.0,
     )
     row = AttemptRow(seq=1, assignment=0, elapsed_seconds=1.0, attempt=attempt, speedup_vs_loaded=None)
-    return CampaignState(attempts=[row])
+    return CampaignState(attempts=[row], by_candidate={OTHER: [row]})
 
 
 @pytest.mark.parametrize(

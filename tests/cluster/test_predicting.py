@@ -187,3 +187,12 @@ def test_every_candidate_of_a_campaign_is_predicted_before_it_is_measured(tmp_pa
     assert trust.predicted >= len(measured)
     assert trust.measured > 0
     assert to_plain(trust)["pruned"] == 0  # too young for it
+
+
+def test_a_long_search_does_not_learn_anew_with_every_attempt() -> None:
+    from cluster.predicting import milestone
+
+    assert [milestone(count) for count in range(32)] == list(range(32))
+    for count in range(32, 20_000, 37):
+        assert 0 <= count - milestone(count) <= count / 16
+    assert len({milestone(count) for count in range(20_000)}) < 400
