@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml scripts/install.sh
 	@touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/hotpass compile --model smollm2-135m --traffic chat --budget 6m
+	$(BIN)/hotpass compile --model smollm2-135m --traffic chat --budget 6m40s
 
 test: $(STAMP)
 	$(BIN)/python -m pytest tests $(PYTEST_ARGS)

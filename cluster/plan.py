@@ -114,7 +114,7 @@ def pace_for(budget_seconds: float) -> Pace:
         fast_deadline_seconds=max(10.0, 45 * min(1.0, scale)),
         slow_deadline_seconds=max(15.0, 60 * scale),
         cold_deadline_seconds=max(20.0, 60 * scale),
-        reserve_seconds=budget_seconds * 0.2,
+        reserve_seconds=budget_seconds * 0.15,
         num_finalists=2 if scale < 2 else 3,
         replay_requests=2 if scale < 2 else 4,
         replay_output_tokens=32 if scale < 2 else (128 if scale < 4 else 0),

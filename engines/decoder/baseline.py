@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from engines.decoder.attention import StepState
+from engines.decoder.compile import compile_in_this_thread
 from engines.decoder.kv import KvPool
 from engines.decoder.own_cache import OwnCache
 from engines.decoder.reference import Net, build_net
@@ -71,9 +72,7 @@ def baseline_side(
 
 def _compiled(model: Any) -> Callable[..., Any]:
     """As transformers does it: the decode step only, over a static cache, shapes fixed (one graph for each row)."""
-    import torch._inductor.config as inductor
-
-    inductor.compile_threads = 1
+    compile_in_this_thread()
     compiled: Callable[..., Any] = torch.compile(model, dynamic=False)
     return compiled
 

@@ -44,11 +44,19 @@ def compile_layers(side: DecoderSide, mode: str, claimed: frozenset[str], undo: 
     return compile_modules(compilable(side, claimed), mode, undo, dynamic=side.net.dynamic)
 
 
-def compile_modules(modules: Sequence[torch.nn.Module], mode: str, undo: ExitStack, *, dynamic: bool) -> int:
-    """Compiled forwards for modules, one compilation a class. How many modules."""
+def compile_in_this_thread() -> None:
+    """No worker processes, and no thread that stays: the progress bar of a first compile would leave its monitor running, which is a
+    thread that no candidate started and every proof of a clean engine would find."""
     import torch._inductor.config as inductor
+    import tqdm  # type: ignore[import-untyped]
 
     inductor.compile_threads = 1
+    tqdm.tqdm.monitor_interval = 0
+
+
+def compile_modules(modules: Sequence[torch.nn.Module], mode: str, undo: ExitStack, *, dynamic: bool) -> int:
+    """Compiled forwards for modules, one compilation a class. How many modules."""
+    compile_in_this_thread()
     fresh: dict[type, Callable[..., Any]] = {}
     for module in modules:
         kind = type(module)

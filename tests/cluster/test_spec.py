@@ -50,7 +50,7 @@ def test_the_example_file_is_a_spec() -> None:
 
 def test_a_pace_keeps_part_of_the_budget_for_the_claim() -> None:
     short, long = pace_for(60), pace_for(7200)
-    assert short.reserve_seconds == pytest.approx(12)
+    assert short.reserve_seconds == pytest.approx(9)
     assert short.cold.alpha == 0.05
     assert long.cold.max_rounds > short.cold.max_rounds
     assert (short.replay_output_tokens, long.replay_output_tokens) == (32, 0)

@@ -361,3 +361,18 @@ def test_a_compilation_in_a_window_is_counted(world, traced_only):
     )
     _, reply = world.window("candidate", 0)
     assert reply.compile_events > 0
+
+
+def test_a_first_compile_leaves_no_thread(tmp_path, monkeypatch):
+    """Fresh caches, real inductor: an earlier artefact would compile nothing, and its progress bar would start no monitor."""
+    import threading
+
+    from engines.decoder.compile import compile_in_this_thread
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    compile_in_this_thread()
+    before = set(threading.enumerate())
+    compiled = torch.compile(lambda x: (x.sin() * 2 + x).softmax(-1), fullgraph=True)
+    with torch.inference_mode():
+        compiled(torch.ones(8, 8))
+    assert set(threading.enumerate()) == before
