@@ -34,6 +34,7 @@ from engines.decoder.side import DecoderSide
 from engines.decoder.slots import reference_source, slot_table
 from engines.decoder.source import failed_by
 from engines.decoder.windows import as_failure, run_window
+from engines.heap import return_freed_memory
 from engines.program import Artefacts, Fingerprint, KvPlan, ReplayRequest, StepEvent, WindowInputs, WindowReply
 from engines.stopwatch import Stopwatch
 from engines.threading_env import usable_cores
@@ -146,6 +147,7 @@ class DecoderProgram:
             if (side, cut) in self._sides:
                 self._take_off(self._sides[side, cut])
         torch.set_num_threads(self._threads)
+        return_freed_memory()
 
     def compute_contexts(self, cut: int, row: int, tokens: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """KV float32 [layers, 2, kv_heads, context, head_dim] of each sequence; the tokens themselves where the model keeps

@@ -19,6 +19,7 @@ from engines.decoder.install import install
 from engines.decoder.side import DecoderSide
 from engines.decoder.source import failed_by
 from engines.decoder.windows import as_failure, run_window
+from engines.heap import return_freed_memory
 from engines.module import slots
 from engines.module.inputs import seeded_step, widened
 from engines.module.prepare import constants_of, module_facts
@@ -122,6 +123,7 @@ class ModuleProgram:
         if side in self._sides:
             self._take_off(self._sides[side])
         torch.set_num_threads(self._threads)
+        return_freed_memory()
 
     def compute_contexts(self, cut: int, row: int, tokens: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [torch.empty(0, dtype=torch.int64) for _ in tokens]
