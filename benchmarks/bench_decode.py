@@ -30,7 +30,7 @@ from verification.numerics import reference_checks, summary
 
 OURS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "smollm2-135m": [("fp32", {}), ("gguf", {}), ("gguf-a8", {})],
-    "smollm2-135m-bf16": [("bf16", {}), ("int8", {})],
+    "smollm2-135m-bf16": [("bf16", {}), ("bf16-a16", {}), ("int8", {})],
 }
 """Model → storages of `cpp-model` to measure."""
 TRANSFORMERS = (
