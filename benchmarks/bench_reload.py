@@ -160,7 +160,10 @@ def _vllm_cold(options: argparse.Namespace) -> dict[str, Any]:
     if done.returncode:
         said = [line for line in done.stderr.splitlines() if "Error" in line] or ["without a word"]
         return {"not measured": said[-1].strip()[:300]}
-    phases = json.loads(done.stdout.splitlines()[-1])
+    told = [line for line in done.stdout.splitlines() if line.startswith("{")]  # vLLM logs there, too
+    if not told:
+        return {"total": seconds, "not measured": "its phases: it printed none"}
+    phases = json.loads(told[-1])
     _say(f"vLLM cold: {seconds:.1f} s")
     return {"total": seconds, **phases}
 
