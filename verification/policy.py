@@ -28,7 +28,7 @@ class Policy:
     disturbed_margin: float = 0.05
     """An incumbent slower beside the candidate than beside itself by more than this (and three noise floors) is disturbed."""
     disturbed_support: float = 0.8
-    """… and when at least so many pairs of windows say so (`MeasureResult.disturbed_support`): an unsteady machine gives about a half,
+    """… and, but for a cold measurement, when at least so many pairs of windows say so (`MeasureResult.disturbed_support`): an unsteady machine gives about a half,
     a candidate that is in the way nearly all."""
     clock_low: float = 0.5
     clock_high: float = 1.02

@@ -135,7 +135,10 @@ def _left_behind(result: MeasureResult) -> tuple[Verdict, str] | None:
 def _disturbed(result: MeasureResult, policy: Policy) -> tuple[Verdict, str] | None:
     limit = 1 + max(policy.disturbed_margin, 3 * result.noise_floor)
     # A/A has the incumbent on both sides: a difference is the machine's noise, which its interval shows.
-    unsteady = result.disturbed_support < policy.disturbed_support
+    # The search may put a slow incumbent down to an unsteady machine. What is claimed may not: a candidate that is in the way now
+    # and then would pass for faster.
+    claimed = result.assignment.purpose is Purpose.COLD
+    unsteady = not claimed and result.disturbed_support < policy.disturbed_support
     if result.incumbent_disturbed <= limit or unsteady or result.assignment.purpose is Purpose.AA:
         return None
     return (

@@ -204,3 +204,11 @@ def test_a_loser_that_was_given_up_is_undecided_not_slower() -> None:
     assert attempt.verdict is Verdict.INCONCLUSIVE
     assert "given up far behind: 0.399 x in 1 round" in attempt.reason
     assert (attempt.speedup.low, attempt.speedup.high) == (0.0, math.inf)
+
+
+@pytest.mark.parametrize(("purpose", "verdict"), [(Purpose.SEARCH, Verdict.FASTER), (Purpose.COLD, Verdict.INVALID)])
+def test_a_claim_has_no_excuse_for_a_disturbed_incumbent(purpose: Purpose, verdict: Verdict) -> None:
+    """In the way of six windows in ten: too few to reject a candidate of the search by, and no speedup to claim."""
+    base = result(2.0, incumbent_disturbed=1.5, disturbed_support=0.6)
+    attempt = judged(replace(base, assignment=replace(base.assignment, purpose=purpose)))
+    assert attempt.verdict is verdict, attempt.reason
