@@ -13,6 +13,7 @@ import os
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from engines.program import (
@@ -21,6 +22,7 @@ from engines.program import (
     KvPlan,
     ProfiledProgram,
     Program,
+    ReplayReply,
     ReplayRequest,
     StepEvent,
     WindowInputs,
@@ -126,7 +128,7 @@ class _Server:
         values = {name: tensor for name, tensor in tensors.items() if not name.startswith(PACKED)}
         phases = self._program.load(
             from_plain(ModelRef, body["model"]),
-            WeightStore(values, packed),
+            WeightStore(values, packed, body["epoch"]),
             [tuple(cut) for cut in body["cuts"]],
             body["device"],
             body["threads"],
@@ -177,7 +179,8 @@ class _Server:
         steps, num_seqs, vocab = body["shape"]
         view = out[: steps * num_seqs * vocab].view(steps, num_seqs, vocab)
         inputs = WindowInputs(tokens=_tokens(message.blob).view(steps, -1), nonce=body["nonce"])
-        return self._program.run_window(body["side"], body["cut"], body["row"], inputs, view), []
+        reply = self._program.run_window(body["side"], body["cut"], body["row"], inputs, view)
+        return replace(reply, echo=self._program.echo(body["side"], body["cut"])), []
 
     def _replay(self, message: Message) -> Reply:
         body = message.body
@@ -190,7 +193,8 @@ class _Server:
         def emit(event: StepEvent) -> None:
             self._channel.send("step", event)
 
-        return dict(self._program.replay(body["side"], requests, body["concurrency"], emit)), []
+        counts = dict(self._program.replay(body["side"], requests, body["concurrency"], emit))
+        return ReplayReply(activation=counts, echo=self._program.echo(body["side"], None)), []
 
     def _generate(self, message: Message) -> Reply:
         prompts = [prompt.tolist() for prompt in _split(_tokens(message.blob), message.body["lengths"])]
@@ -227,7 +231,7 @@ class _Server:
         tokens = _tokens(message.blob).tolist()
         out = map_buffer(message.fds[0])[: len(tokens) * body["vocab"]].view(len(tokens), body["vocab"])
         self._program.score(body["side"], body["cut"], tokens, out)
-        return None, []
+        return self._program.echo(body["side"], body["cut"]), []
 
 
 def _derived(

@@ -43,7 +43,7 @@ class Child:
         self.installed: dict[str, str] = {}
         """Side → id of the candidate that was put there last; absent before the first install."""
         self.epoch = ""
-        """Of the weights, as the child's first window said it."""
+        """Of the weights that it was given to load: the keeper's hash."""
         self.phases_ms: dict[str, float] = {"fork": self._forked.fork_ms}
         hello = self._reply(time.monotonic() + 60.0)
         self.facts: Mapping[str, str] = {name: str(hello.body[name]) for name in ("network", "processes", "unconfined")}

@@ -106,6 +106,16 @@ class WindowInputs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Echo:
+    """Who answers, by the program's own book. The judge has a book too, and rejects an answer of anyone else."""
+
+    candidate_id: str
+    """Of what is on the side; that of as loaded where nothing is."""
+    epoch: str
+    """Of the weights: the keeper's hash, as `load` got it with them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WindowReply:
     nonce: str
     seconds: float
@@ -116,10 +126,17 @@ class WindowReply:
     compile_events: int = 0
     """Compilations or captures that happened inside the window: must be 0."""
     failure: Failure | None = None
-    candidate_id: str = ""
-    """Of what answered, by the program's own book; empty where a program keeps none. Another than was installed is rejected."""
-    epoch: str = ""
-    """Of the weights that it answered with; one that changes within a child's life is rejected. Empty as above."""
+    echo: Echo | None = None
+    """Added by the child (`Program.echo`); None in a notebook."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayReply:
+    """The end of a replay."""
+
+    activation: Mapping[str, int]
+    """Slot → calls of a part over all its steps."""
+    echo: Echo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,6 +221,10 @@ class Program(Protocol):
     def run_window(self, side: str, cut: int, row: int, inputs: WindowInputs, out: torch.Tensor) -> WindowReply:
         """Run the steps; write every step's logits into `out` float32 [steps, num_seqs, vocab] before replying. Decode: step s writes
         position context + s. Prefill and mixed rows: each step recomputes the row's query tokens on top of the same context."""
+        ...
+
+    def echo(self, side: str, cut: int | None) -> Echo:
+        """Who answers on a side of a cut; None is the cut that serves whole requests."""
         ...
 
     def replay(

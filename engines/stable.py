@@ -219,7 +219,9 @@ class Stable:
                 "device": self.recipe.device,
                 "threads": threads or self.recipe.threads,
                 "plan": plan,
+                "epoch": self.weights.sha256,
             }
+            child.epoch = self.weights.sha256
             phases = child.call_record(
                 "load", body, dict[str, float], deadline=_soon(), fds=(self.weights.memory.fd, child.out.fd)
             )

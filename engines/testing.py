@@ -1,6 +1,6 @@
 """The conformance suite: what every engine must do, whatever it runs. The fake, the decoder and others run through it.
 
-    class TestMine(EngineSuite): fixtures `engine` (loaded, shared), `deployment`, `honest`, `faults`
+    class TestMine(EngineSuite): fixtures `engine` (loaded, shared), `deployment`, `honest`, `faults`, `stale`
 
 Methods are tests for pytest, which this module does not import. What an engine measures is not asserted, only that it is whole:
 everything asked for is there, what a candidate does wrong is a record, and the next candidate finds the engine as the last one did.
@@ -25,6 +25,15 @@ QUICK = Stopping(min_rounds=3, max_rounds=4)
 
 Faults = Mapping[FailureKind, Candidate]
 """How a candidate fails → one that does."""
+
+STALE = {
+    "weights": "[setattr(item, '_epoch', 'stale') for item in __import__('gc').get_objects() "
+    "if type(item).__name__.endswith('Program')]",
+    "candidate": "[setattr(item, 'candidate', type(item.candidate)()) for item in __import__('gc').get_objects() "
+    "if type(item).__name__ == 'Installed']",
+}
+"""What goes stale → a line of a part that makes the program's own book so: other weights than were loaded, or as loaded where the part
+is. Stands for a reload that did not happen."""
 
 
 def order(deployment: Deployment, candidate: Candidate, tier: Tier = Tier.FAST) -> Assignment:
@@ -153,6 +162,19 @@ class EngineSuite:
             after = engine.measure(order(deployment, honest))
             assert_whole(after, deployment, engine)
             assert after.epoch == epoch
+
+    def test_an_answer_on_other_weights_or_of_another_candidate_is_rejected(
+        self, engine: Engine, deployment: Deployment, honest: Candidate, stale: Mapping[str, Candidate]
+    ) -> None:
+        """`stale`: parts with the lines of `STALE`; empty for an engine whose answers cross no process."""
+        for what, problem in (("weights", "the weights' epoch is"), ("candidate", "answered on the side of")):
+            if what in stale:
+                result = engine.measure(order(deployment, stale[what]))
+                assert result.failure is not None, what
+                assert result.failure.kind is FailureKind.PROTOCOL, result.failure
+                assert problem in result.failure.message
+                assert not result.blocks
+        assert_whole(engine.measure(order(deployment, honest)), deployment, engine)
 
     def test_a_profile_shows_where_the_time_goes(
         self, engine: Engine, deployment: Deployment, honest: Candidate, faults: Faults

@@ -35,7 +35,7 @@ from engines.decoder.slots import reference_source, slot_table
 from engines.decoder.source import failed_by
 from engines.decoder.windows import as_failure, run_window
 from engines.heap import return_freed_memory
-from engines.program import Artefacts, Fingerprint, KvPlan, ReplayRequest, StepEvent, WindowInputs, WindowReply
+from engines.program import Artefacts, Echo, Fingerprint, KvPlan, ReplayRequest, StepEvent, WindowInputs, WindowReply
 from engines.stopwatch import Stopwatch
 from engines.threading_env import usable_cores
 from hotpass.errors import InputError
@@ -78,7 +78,7 @@ class DecoderProgram:
         """
         watch = Stopwatch()
         torch.set_num_threads(threads)
-        self._model, self._plan, self._threads = model, plan, threads
+        self._model, self._plan, self._threads, self._epoch = model, plan, threads, weights.epoch
         self._device = torch.device(device)
         torch.zeros(1, device=self._device)
         watch.lap("context")
@@ -172,6 +172,10 @@ class DecoderProgram:
 
     def run_window(self, side: str, cut: int, row: int, inputs: WindowInputs, out: torch.Tensor) -> WindowReply:
         return run_window(self._side(side, cut), row, inputs, out)
+
+    def echo(self, side: str, cut: int | None) -> Echo:
+        on = self._loaded(side, self._deepest if cut is None else cut)
+        return Echo(candidate_id=on.candidate.id, epoch=self._epoch)
 
     def replay(
         self,

@@ -23,7 +23,7 @@ from engines.decoder.reference import Net
 from engines.decoder.source import failed
 from engines.decoder.structure import Facts, Structure
 from engines.program import KvPlan
-from hotpass.records.candidate import Candidate, Value
+from hotpass.records.candidate import AS_LOADED, Candidate, Value
 from hotpass.records.measurement import FailureKind
 from hotpass.settings import DEFAULTS
 
@@ -130,6 +130,11 @@ class DecoderSide:
 
     def counts(self) -> Mapping[str, int]:
         return dict(self.installed.counts) if self.installed is not None else {}
+
+    @property
+    def candidate(self) -> Candidate:
+        """What answers here."""
+        return self.installed.candidate if self.installed is not None else AS_LOADED
 
     def replace_kv(self, kv: KvPool) -> None:
         """Another pool; contexts must be loaded again."""

@@ -17,7 +17,6 @@ from engines.decoder.compile import compile_count
 from engines.decoder.side import DecoderSide
 from engines.decoder.source import failed_by
 from engines.program import CandidateFailed, WindowInputs, WindowReply
-from hotpass.records.candidate import AS_LOADED
 from hotpass.records.measurement import FailureKind
 
 
@@ -52,7 +51,6 @@ def run_window(side: DecoderSide, row: int, inputs: WindowInputs, out: torch.Ten
         activation=side.counts(),
         compile_events=compile_count() - compiled_before,
         failure=failure,
-        candidate_id=(side.installed.candidate if side.installed is not None else AS_LOADED).id,
     )
 
 

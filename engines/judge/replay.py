@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engines.client import Child, token_bytes
-from engines.program import CandidateFailed, ReplayRequest, StepEvent
+from engines.judge.windows import check_echo
+from engines.program import CandidateFailed, ReplayReply, ReplayRequest, StepEvent
 from hotpass.records.measurement import Failure, FailureKind, ReplayStats
 
 
@@ -62,13 +63,15 @@ def run_replay(child: Child, side: str, requests: Sequence[ReplayRequest], concu
         steps += 1
         _note(child, child.decoded(StepEvent, message.body), progress, waiting, now)
     wall = time.perf_counter() - start
+    reply = child.decoded(ReplayReply, message.body)
+    check_echo(child, side, reply.echo)
     unfinished = [number for number, item in progress.items() if len(item.tokens) != item.output_tokens]
     if unfinished:
         raise _wrong(f"{len(unfinished)} requests did not get the tokens they asked for, the first is {unfinished[0]}")
     return Replay(
         stats=_stats(list(progress.values()), wall, steps),
         tokens={number: tuple(item.tokens) for number, item in progress.items()},
-        activation=Counter(child.decoded(dict[str, int], message.body)),
+        activation=Counter(reply.activation),
     )
 
 

@@ -14,8 +14,9 @@ from engines.client import Child, token_bytes
 from engines.judge.checks import agreement, check_outputs
 from engines.judge.inputs import seed_of
 from engines.judge.install import Installer
-from engines.judge.windows import run_window
+from engines.judge.windows import check_echo, run_window
 from engines.memory import SharedBuffer
+from engines.program import Echo
 from engines.stable import Stable, machine_fault
 from hotpass.records.candidate import Candidate
 from hotpass.records.measurement import Agreement, OutputCheck, Side
@@ -70,7 +71,8 @@ def _scored(
 ) -> np.ndarray:
     buffer.poison(len(text) * vocab)
     body = {"side": side, "cut": cut, "vocab": vocab}
-    child.call_plain("score", body, deadline=deadline, blob=token_bytes(text), fds=(buffer.fd,))
+    echo = child.call_record("score", body, Echo, deadline=deadline, blob=token_bytes(text), fds=(buffer.fd,))
+    check_echo(child, side, echo)
     return buffer.taken((len(text), vocab))
 
 

@@ -16,8 +16,9 @@ from typing import Protocol
 import numpy as np
 
 from engines.client import Child, token_bytes
-from engines.program import CandidateFailed, KvPlan, WindowReply
+from engines.program import CandidateFailed, Echo, KvPlan, WindowReply
 from engines.wire import encode
+from hotpass.records.candidate import AS_LOADED
 from hotpass.records.measurement import Failure, FailureKind
 
 MAX_REPEATS = 3
@@ -70,7 +71,7 @@ def _run_once(
         raise CandidateFailed(reply.failure)
     if reply.nonce != nonce or reply.steps != len(tokens):
         raise child.broken(f"the reply is to another window: {reply.steps} steps of {len(tokens)}")
-    check_echo(child, side, reply)
+    check_echo(child, side, reply.echo)
     if not 0 < reply.seconds <= seconds * CLAIMED_TIME_SLACK + 1e-4:
         raise child.broken(f"the child claims {reply.seconds:.6f} s in a window of {seconds:.6f} s")
     window = Window(seconds=seconds, child_seconds=reply.seconds, logits=logits, activation=dict(reply.activation))
@@ -86,14 +87,16 @@ class Booked(Protocol):
     def broken(self, problem: str) -> CandidateFailed: ...
 
 
-def check_echo(child: Booked, side: str, reply: WindowReply) -> None:
-    """What answered is what was installed, on the weights that the child began with. Raises CandidateFailed."""
-    expected = child.installed.get(side)
-    if reply.candidate_id and expected and reply.candidate_id != expected:
-        raise child.broken(f"{reply.candidate_id[:10]} answered on the side of {expected[:10]}")
-    child.epoch = child.epoch or reply.epoch
-    if reply.epoch != child.epoch:
-        raise child.broken(f"the weights' epoch was {child.epoch[:10]} and is {reply.epoch[:10]}")
+def check_echo(child: Booked, side: str, echo: Echo | None) -> None:
+    """Whatever answered (a window, a replay, a score) is what was installed there, on the weights that the child was given. Raises
+    CandidateFailed, and the child is dead."""
+    if echo is None:
+        raise child.broken("an answer that does not say whose it is")
+    expected = child.installed.get(side, AS_LOADED.id)
+    if echo.candidate_id != expected:
+        raise child.broken(f"{echo.candidate_id[:10]} answered on the side of {expected[:10]}")
+    if echo.epoch != child.epoch:
+        raise child.broken(f"the weights' epoch is {child.epoch[:10]}, but {echo.epoch[:10]} answered")
 
 
 def answer_from_kv(

@@ -25,7 +25,7 @@ from engines.module.inputs import seeded_step, widened
 from engines.module.prepare import constants_of, module_facts
 from engines.module.recipe import run_recipe
 from engines.module.side import ModuleSide, assign_tensors, cloned
-from engines.program import Artefacts, Fingerprint, KvPlan, ReplayRequest, StepEvent, WindowInputs, WindowReply
+from engines.program import Artefacts, Echo, Fingerprint, KvPlan, ReplayRequest, StepEvent, WindowInputs, WindowReply
 from engines.threading_env import usable_cores
 from hotpass.canonical import content_hash
 from hotpass.errors import InputError, nearest
@@ -65,6 +65,7 @@ class ModuleProgram:
         start = time.perf_counter()
         torch.set_num_threads(threads)
         self._plan, self._threads, self._device = plan, threads, torch.device(device)
+        self._epoch = weights.epoch
         facts = module_facts(model)
         self._examples, self._constants = facts.examples, constants_of(model)
         self._judged = model.vocab_size
@@ -133,6 +134,9 @@ class ModuleProgram:
 
     def run_window(self, side: str, cut: int, row: int, inputs: WindowInputs, out: torch.Tensor) -> WindowReply:
         return run_window(self._side(side), row, inputs, out)
+
+    def echo(self, side: str, cut: int | None) -> Echo:
+        return Echo(candidate_id=self._loaded(side).candidate.id, epoch=self._epoch)
 
     def replay(
         self, side: str, requests: Sequence[ReplayRequest], concurrency: int, emit: Callable[[StepEvent], None]

@@ -36,9 +36,14 @@ class WeightStore(Mapping[str, torch.Tensor]):
     """Named weights; some also as the blocks that the model's file holds (`packed`)."""
 
     def __init__(
-        self, tensors: Mapping[str, torch.Tensor], packed: Mapping[str, tuple[str, torch.Tensor]] | None = None
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        packed: Mapping[str, tuple[str, torch.Tensor]] | None = None,
+        epoch: str = "",
     ) -> None:
-        """`packed`: name → (format, uint8 [out_features, row_bytes]); every packed name is a name in `tensors` too."""
+        """`packed`: name → (format, uint8 [out_features, row_bytes]); every packed name is a name in `tensors` too. `epoch`: the
+        keeper's hash of the memory that all of them lie in; empty where they come from files."""
+        self.epoch = epoch
         self._tensors = dict(tensors)
         self._packed = dict(packed or {})
         unknown = self._packed.keys() - self._tensors.keys()

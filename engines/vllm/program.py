@@ -27,6 +27,7 @@ from engines.decoder.source import failed_by
 from engines.program import (
     Artefacts,
     CandidateFailed,
+    Echo,
     Fingerprint,
     KvPlan,
     ReplayRequest,
@@ -84,7 +85,8 @@ class VllmProgram:
         inductor.cpp_cache_precompile_headers = False
         inductor.compile_threads = 1
         self._model, self._weights, self._plan, self._threads = model, weights, plan, threads
-        self._epoch = content_hash([model.weights_hash, model.config_hash, model.dtype, VLLM_VERSION])
+        self._epoch = weights.epoch
+        self._salt = content_hash([weights.epoch, model.weights_hash, model.config_hash, model.dtype, VLLM_VERSION])
         options = json.loads(os.environ[OPTIONS_VARIABLE])
         folder = model_folder(model, tempfile.gettempdir())
         known = ModelRegistry.models.get(model.architecture)
@@ -177,9 +179,10 @@ class VllmProgram:
             activation=self._rpc("hotpass_counts", side),
             compile_events=_compiled() - compiled,
             failure=failure,
-            candidate_id=self._rpc("hotpass_installed", side) or AS_LOADED.id,
-            epoch=self._epoch,
         )
+
+    def echo(self, side: str, cut: int | None) -> Echo:
+        return Echo(candidate_id=self._rpc("hotpass_installed", side) or AS_LOADED.id, epoch=self._epoch)
 
     def replay(
         self,
@@ -280,7 +283,7 @@ class VllmProgram:
         self._rpc("hotpass_reset_counts", side)
         installed = self._rpc("hotpass_installed", side)
         try:
-            return serve(self._llm, requests, concurrency, f"{self._epoch}/{installed}", emit)
+            return serve(self._llm, requests, concurrency, f"{self._salt}/{installed}", emit)
         except (Exception, SystemExit) as error:
             if not installed:
                 raise
@@ -298,7 +301,7 @@ class VllmProgram:
     def _flags(self) -> dict[str, str]:
         self._activate("")
         found = fingerprint.flags(self._born, self._classes())
-        return {**found, "trees": self._rpc("hotpass_structure"), "epoch": self._epoch}
+        return {**found, "trees": self._rpc("hotpass_structure")}
 
     def _classes(self) -> set[type]:
         runner = self._core.model_executor.driver_worker.worker.model_runner

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from engines.decoder_engine import DecoderEngine
 from engines.fake import FakeEngine
 from engines.program import ReplayRequest
-from engines.testing import EngineSuite, Faults
+from engines.testing import STALE, EngineSuite, Faults
 from hotpass.records.candidate import Candidate, Numerics, PartSource, PartUse
 from hotpass.records.deployment import Deployment
 from hotpass.records.measurement import FailureKind, Tier
@@ -54,6 +54,10 @@ def faults() -> Faults:
 
 class TestFake(EngineSuite):
     @pytest.fixture(scope="class")
+    def stale(self) -> Mapping[str, Candidate]:
+        return {}
+
+    @pytest.fixture(scope="class")
     def engine(self, deployment: Deployment) -> FakeEngine:
         engine = FakeEngine()
         engine.load(deployment, Tier.FAST)
@@ -61,6 +65,10 @@ class TestFake(EngineSuite):
 
 
 class TestDecoder(EngineSuite):
+    @pytest.fixture(scope="class")
+    def stale(self) -> Mapping[str, Candidate]:
+        return {what: planted(what, line) for what, line in STALE.items()}
+
     @pytest.fixture(scope="class")
     def engine(self, deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DecoderEngine]:
         folder: Path = tmp_path_factory.mktemp("conformance")

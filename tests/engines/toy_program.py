@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from engines.program import CandidateFailed, Fingerprint, StepEvent, WindowReply
-from hotpass.records.candidate import Reload
+from engines.program import CandidateFailed, Echo, Fingerprint, StepEvent, WindowReply
+from hotpass.records.candidate import AS_LOADED, Candidate, Reload
 from hotpass.records.measurement import Failure, FailureKind, ReloadReport, Side, Tier
 from hotpass.records.slots import Slot, SlotTable
 
@@ -30,6 +30,7 @@ class ToyProgram:
         self.weights, self.cuts, self.plan = weights, cuts, plan
         self.summaries: dict[tuple[str, int, int], list[float]] = {}
         self.installed: dict[tuple[str, int], Any] = {}
+        self.candidates: dict[tuple[str, int], Candidate] = {}
         self.embedding = weights[EMBEDDING].float()
         return {"skeleton": 1.0}
 
@@ -48,6 +49,7 @@ class ToyProgram:
             except Exception as error:
                 message = f"{type(error).__name__}: {error}"
                 raise CandidateFailed(Failure(kind=FailureKind.INSTALL, message=message)) from None
+        self.candidates[side, cut] = candidate
         return ReloadReport(
             candidate_id=candidate.id, side=Side(side), declared=Reload.HOT, actual=Reload.HOT, slots=("model",)
         )
@@ -56,8 +58,9 @@ class ToyProgram:
         return {}
 
     def uninstall(self, side: str) -> None:
-        for key in [key for key in self.installed if key[0] == side]:
-            del self.installed[key]
+        for book in (self.installed, self.candidates):
+            for key in [key for key in book if key[0] == side]:
+                del book[key]
         gc.collect()
 
     def compute_contexts(self, cut: int, row: int, tokens: Any) -> list[torch.Tensor]:
@@ -85,6 +88,11 @@ class ToyProgram:
         seconds = time.perf_counter() - start
         activation = {"model": calls} if part else {}
         return WindowReply(nonce=inputs.nonce, seconds=seconds, steps=len(inputs.tokens), activation=activation)
+
+    def echo(self, side: str, cut: int | None) -> Echo:
+        on = len(self.cuts) - 1 if cut is None else cut
+        candidate = self.candidates.get((side, on), AS_LOADED)
+        return Echo(candidate_id=candidate.id, epoch=self.weights.epoch)
 
     def replay(self, side: str, requests: Any, concurrency: int, emit: Any) -> dict[str, int]:
         waiting, running, step = deque(requests), {}, 0

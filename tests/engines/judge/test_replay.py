@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from engines.judge import replay
-from engines.program import CandidateFailed, ReplayRequest, StepEvent
+from engines.program import CandidateFailed, Echo, ReplayReply, ReplayRequest, StepEvent
 from engines.wire import Message
 from hotpass.decode import from_plain, json_safe
 from hotpass.records.measurement import Failure, FailureKind
+
+OWN = Echo(candidate_id="b" * 64, epoch="e1")
 
 
 class ScriptedChild:
     """Answers a replay with these steps, each a list of (request, token)."""
 
-    def __init__(self, steps: list[list[tuple[int, int]]]) -> None:
+    def __init__(self, steps: list[list[tuple[int, int]]], served_by: Echo) -> None:
         self.messages: Iterator[Message] = iter(
             [Message(kind="step", body=json_safe(event(number, step))) for number, step in enumerate(steps)]
-            + [Message(kind="ok", body={"model": len(steps)})]
+            + [Message(kind="ok", body=json_safe(ReplayReply(activation={"model": len(steps)}, echo=served_by)))]
         )
+        self.installed = {"candidate": "b" * 64}
+        self.epoch = "e1"
 
     def start(self, kind: str, body: Any, *, deadline: float, blob: bytes) -> None:
         assert kind == "replay"
@@ -52,10 +57,15 @@ def request(number: int, output_tokens: int) -> ReplayRequest:
     return ReplayRequest(request_id=number, tokens=(1, 2), output_tokens=output_tokens)
 
 
-def run(steps: list[list[tuple[int, int]]], requests: list[ReplayRequest], monkeypatch: pytest.MonkeyPatch) -> Any:
+def run(
+    steps: list[list[tuple[int, int]]],
+    requests: list[ReplayRequest],
+    monkeypatch: pytest.MonkeyPatch,
+    served_by: Echo = OWN,
+) -> Any:
     times = iter(range(100))
     monkeypatch.setattr(replay.time, "perf_counter", lambda: float(next(times)))
-    return replay.run_replay(ScriptedChild(steps), "candidate", requests, 2, 1e9)  # type: ignore[arg-type]
+    return replay.run_replay(ScriptedChild(steps, served_by), "candidate", requests, 2, 1e9)  # type: ignore[arg-type]
 
 
 def test_times_are_the_arrivals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,3 +100,9 @@ def test_requests_are_as_many_as_the_tokens_take() -> None:
     assert len(replay.requests_for(made, 35, 2)) == 4
     assert len(replay.requests_for(made, 1, 3)) == 3
     assert len(replay.requests_for(made, 1e9, 3)) == 10
+
+
+@pytest.mark.parametrize("served_by", [replace(OWN, candidate_id="c" * 64), replace(OWN, epoch="e0")])
+def test_a_replay_served_by_another_is_rejected(served_by: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CandidateFailed, match="answered"):
+        run([[(0, 7)]], [request(0, 1)], monkeypatch, served_by)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from engines.module_engine import ModuleEngine
-from engines.testing import EngineSuite, Faults
+from engines.testing import STALE, EngineSuite, Faults
 from hotpass.records.candidate import Candidate
 from hotpass.records.deployment import Deployment
 from hotpass.records.measurement import FailureKind
@@ -24,6 +26,12 @@ class TestModule(EngineSuite):
     @pytest.fixture(scope="class")
     def honest(self) -> Candidate:
         return candidate(part("return self.reference(*args, **kwargs)"))
+
+    @pytest.fixture(scope="class")
+    def stale(self) -> Mapping[str, Candidate]:
+        return {
+            what: candidate(part(f"{line}\nreturn self.reference(*args, **kwargs)")) for what, line in STALE.items()
+        }
 
     @pytest.fixture(scope="class")
     def faults(self) -> Faults:

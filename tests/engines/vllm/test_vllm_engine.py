@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
-from engines.testing import EngineSuite, Faults, order
+from engines.testing import STALE, EngineSuite, Faults, order
 from engines.vllm_engine import VllmEngine
 from hotpass.records.candidate import AS_LOADED, Candidate, Numerics, PartSource, PartUse, Reload
 from hotpass.records.deployment import Deployment
@@ -43,6 +45,10 @@ class TestVllm(EngineSuite):
     @pytest.fixture(scope="class")
     def honest(self) -> Candidate:
         return part("honest", MLP, "x", "return self.reference(x)")
+
+    @pytest.fixture(scope="class")
+    def stale(self) -> Mapping[str, Candidate]:
+        return {what: part(what, MLP, "x", f"{line}; return self.reference(x)") for what, line in STALE.items()}
 
     @pytest.fixture(scope="class")
     def faults(self) -> Faults:
