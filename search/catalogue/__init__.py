@@ -1,7 +1,7 @@
 """The built-in parts, as sources: reading them, finding one by name, and saying whether one applies to a deployment.
 
-Each folder with `part.py`, or `.py` file, under `cpu/`, `cuda/`, `torch/` and `module/` is one part, named after the folder or file. What is
-not here: running a part. Nothing in this module executes a part's text or imports torch; only an engine's child does.
+Each folder with `part.py`, or `.py` file, under `cpu/`, `cuda/`, `torch/`, `module/` and `vllm/` is one part, named after the folder or
+file. What is not here: running a part. Nothing in this module executes a part's text or imports torch; only an engine's child does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hotpass.parts import DEVICES, PartDeclaration, declaration, read_part
 from hotpass.records.candidate import PartSource
 from hotpass.records.deployment import Deployment
 
-ROOMS = ("cpu", "torch", "cuda", "module")
+ROOMS = ("cpu", "torch", "cuda", "module", "vllm")
 """Folders of the catalogue; a part's own `device` argument, not its folder, says where it runs."""
 
 FAMILIES = {"llama": ("LlamaForCausalLM",)}
@@ -53,7 +53,8 @@ def applicable(source: PartSource, deployment: Deployment, *, compiler: bool) ->
         return f"is for the {declared.engine} engine"
     if declared.device not in ("any", deployment.hardware.device):
         return f"needs device {declared.device}, the deployment has {deployment.hardware.device}"
-    if declared.engine != "module" and not _stands_in(declared.replaces, deployment.model.architecture):
+    # A module's classes, and vLLM's, which many architectures share, are told by the engine's slot table.
+    if declared.engine == "decoder" and not _stands_in(declared.replaces, deployment.model.architecture):
         return f"replaces {declared.replaces}, which {deployment.model.architecture} does not have"
     if declared.native and not compiler:
         return "needs a C++ compiler"

@@ -37,6 +37,15 @@ SLOTS = {
 }
 """What a built-in part may claim, and the class that stands there in a Llama tree."""
 
+VLLM_SLOTS = {
+    "model.layers.*.input_layernorm": "RMSNorm",
+    "model.layers.*.post_attention_layernorm": "RMSNorm",
+    "model.norm": "RMSNorm",
+    "model.layers.*.mlp": "LlamaMLP",
+    "model.layers.*.mlp.act_fn": "SiluAndMul",
+}
+"""The same in vLLM's tree; that these are its names is tested on a live one."""
+
 NARROWED = ("bf16", "bfloat16", "int8", "fp16", "float16")
 """Parameter values that store weights narrower than float32: lossy on a float32 model, or the part must say why not."""
 
@@ -73,7 +82,9 @@ def test_every_part_says_what_it_is(source: PartSource) -> None:
     sentences = declared.summary.replace("\n", " ").count(". ") + declared.summary.endswith(".")
     assert sentences >= 2, "the docstring is a paragraph: why it should help, and where it will not"
     assert len(declared.summary) >= 200
-    assert declared.engine in ("decoder", "module")
+    assert declared.engine in ("decoder", "module", "vllm")
+    for claim in declared.claims if declared.engine == "vllm" else ():
+        assert declared.replaces == VLLM_SLOTS[claim], "`replaces` names vLLM's class at the claimed slot"
     for claim in declared.claims if declared.engine == "decoder" else ():
         assert claim in SLOTS, f"{claim} is no slot of a Llama tree"
         assert declared.replaces == SLOTS[claim], "`replaces` names the class at the claimed slot"
