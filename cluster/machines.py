@@ -85,7 +85,7 @@ def engine_spec(plan: Plan, index: int = 0) -> EngineSpec:
         device=hardware.device,
         threads=plan.spec.threads,
         seed=plan.spec.seed + index,
-        traffic=replayed_traffic(plan) if plan.spec.engine == "decoder" else None,
+        traffic=replayed_traffic(plan) if plan.spec.engine in ("decoder", "vllm") else None,
     )
 
 
