@@ -14,6 +14,9 @@ crashes and duplicates are counted apart. Forty candidates (`candidates.py`), th
      in core hours, as arm b finds everything built; on two cores builders stand still during windows, so that nothing of it is hidden
      behind measurements (factor 1), and `c_with_building` is the rate with its seconds inside
 
+In every arm a candidate is held against the best so far, as in a campaign: the incumbent is replaced by what is faster beyond its
+interval. So most of the list is decided by being rejected, and the rest by a narrow interval; both numbers are printed.
+
 The candidates of arm a are also hot-swapped into one vLLM that stays up (`live-vllm`): a factor beside, not an arm.
 Then judgements of arm c, drawn by chance, are made again cold on the full model; below 95 % of kept signs no ratio is printed. Where the
 fast tier is the whole model (small models, large caches) there is no transfer between tiers, and that is said. Progress on stderr, partial
@@ -102,7 +105,7 @@ def run(deployment: Deployment, options: argparse.Namespace, folder: Path, progr
     start = time.perf_counter()
     with Session(deployment, cache, stopping) as session:
         say(f"c · loaded in {session.load_seconds:.1f} s, layers {[len(cut) for cut in session.engine.cuts]}")
-        of_c = hotpass_arm(session, proposals, lambda found: progress.judged("c", found))
+        proposals, of_c = hotpass_arm(session, proposals, lambda found: progress.judged("c", found))
         held_c = time.perf_counter() - start
         whole = len(session.engine.cuts) == 1
         built = sum(item.build_seconds for item in of_c)
@@ -127,6 +130,8 @@ def run(deployment: Deployment, options: argparse.Namespace, folder: Path, progr
         "sign_kept": kept,
         "judgements_again": len(cold),
         "counts_c": counted(of_c),
+        "decided_by_interval_c": sum(item.outcome.is_decided and item.is_narrow for item in of_c),
+        "rejected_c": sum(item.outcome.is_decided and not item.is_narrow for item in of_c),
         "held_seconds_c": held_c,
         "builder_core_hours_c": built / 3600,
         "fast_tier_is_the_whole_model": whole,
@@ -225,7 +230,7 @@ def _live_vllm(deployment: Deployment, cache: str, stopping: Stopping, count: in
     """The candidates of arm a once more, hot-swapped into one vLLM that stays up: what staying up is worth on the same engine."""
     try:
         with Session(deployment, cache, stopping, kind="vllm") as session:
-            return hotpass_arm(session, for_vllm()[:count], lambda found: progress.judged("live-vllm", found))
+            return hotpass_arm(session, for_vllm()[:count], lambda found: progress.judged("live-vllm", found))[1]
     except InputError:
         return []
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hotpass.parts import declaration
-from hotpass.records.candidate import Candidate, Numerics, PartSource, PartUse, Value
+from hotpass.records.candidate import AS_LOADED, Candidate, Numerics, PartSource, PartUse, Value
 from hotpass.settings import numerics_of_settings
 from search.catalogue import find_part
 
@@ -87,6 +87,8 @@ class Proposed:
 
     name: str
     candidate: Candidate
+    against: Candidate = AS_LOADED
+    """The incumbent that it was, or is to be, held against."""
 
 
 def forty(dtype: str) -> list[Proposed]:

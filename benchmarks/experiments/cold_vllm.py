@@ -31,7 +31,7 @@ START_SECONDS = 600
 
 @dataclass(kw_only=True)
 class ColdVllm:
-    """The arm, with the starts of as loaded that all its candidates are held against."""
+    """The arm, with the starts of as loaded that its candidates are held against, until one of them is faster."""
 
     deployment: Deployment
     threads: int
@@ -41,7 +41,7 @@ class ColdVllm:
     on_start: Callable[[str, dict[str, float]], None]
     """Told of each start as it ends: who was in it, and its phases."""
     base: list[float] = field(default_factory=list)
-    """Log step time of each start of as loaded."""
+    """Log step time of each start of the incumbent: as loaded, or the best so far."""
     base_seconds: float = 0.0
     """Spent on those: shared by all candidates of the arm."""
     starts: list[dict[str, float]] = field(default_factory=list)
@@ -74,7 +74,7 @@ class ColdVllm:
             return self._failed(proposed, start, Outcome.BUILD_FAILED, error.failure.message)
         except subprocess.CalledProcessError as error:
             return self._failed(proposed, start, Outcome.FAILED, str(error.stderr)[-200:])
-        return Judged(
+        found = Judged(
             name=proposed.name,
             candidate_id=proposed.candidate.id,
             outcome=outcome,
@@ -84,6 +84,9 @@ class ColdVllm:
             value=mean(self.base) - mean(values),
             rounds=len(values),
         )
+        if found.is_faster:
+            self.base = values
+        return found
 
     def _grow_base(self, count: int) -> None:
         start = time.perf_counter()

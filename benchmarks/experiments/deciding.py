@@ -19,7 +19,7 @@ from hotpass.stats import confidence_radius
 BOUND = 0.02
 """Of a log step time: the half width asked for, and the loss beyond which a candidate is rejected."""
 
-STOPPING = Stopping(alpha=0.02, min_rounds=4, max_rounds=40, half_width=BOUND, equal_margin=BOUND)
+STOPPING = Stopping(alpha=0.02, min_rounds=3, max_rounds=40, half_width=BOUND, equal_margin=BOUND)
 """Of every paired arm: ends a loser once its interval lies beyond the bound, anything else once the interval is narrow."""
 
 MOST_ROUNDS = 120
@@ -56,11 +56,21 @@ class Judged:
     """Of these, a builder's."""
     low: float | None = None
     high: float | None = None
-    """Interval of log(as loaded / candidate); None unless timed."""
+    """Interval of log(incumbent / candidate); None unless timed."""
     value: float | None = None
     rounds: int = 0
     reason: str = ""
     phases_ms: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def is_faster(self) -> bool:
+        """Its whole interval is above no change, narrow or not: the incumbent from then on."""
+        return self.low is not None and self.low > 0
+
+    @property
+    def is_narrow(self) -> bool:
+        """The interval is as narrow as asked (a decided one that is not lies beyond the bound)."""
+        return self.low is not None and self.high is not None and (self.high - self.low) / 2 <= BOUND
 
     @property
     def sign(self) -> int:

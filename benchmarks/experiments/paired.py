@@ -50,6 +50,7 @@ class Session:
     ) -> None:
         """`kind`: of the engine, `decoder` or `vllm`."""
         self.deployment, self.stopping = deployment, stopping
+        self._built: set[str] = set()
         spec = EngineSpec(kind=kind, name="experiments", cache_dir=cache_dir)
         self.builder = make_builder(spec, deployment)
         engine = make_engine(spec, deployment)
@@ -71,6 +72,7 @@ class Session:
         start = time.perf_counter()
         candidate = proposed.candidate
         try:
+            self._build_incumbent(proposed.against)
             built = self.builder.build(candidate, DEADLINE_SECONDS)
         except CandidateFailed as error:
             return Judged(
@@ -83,7 +85,7 @@ class Session:
             )
         build_seconds = built.native_seconds + built.derive_seconds
         stopping = self.stopping
-        attempt, result = self._measured(candidate, stopping)
+        attempt, result = self._measured(proposed, stopping)
         for number in range(PROMOTIONS):
             if outcome_of(attempt) is not Outcome.UNDECIDED:
                 break
@@ -92,14 +94,14 @@ class Session:
             if rounds is None:
                 break
             stopping = replace(self.stopping, min_rounds=rounds, max_rounds=2 * rounds)
-            attempt, result = self._measured(candidate, stopping, Purpose.REMEASURE, number + 1)
+            attempt, result = self._measured(proposed, stopping, Purpose.REMEASURE, number + 1)
         return judged(proposed, attempt, result, time.perf_counter() - start, build_seconds)
 
     def again_cold(self, proposed: Proposed, seed: int) -> Judged:
         """Each side in a process of its own on the whole model, with inputs that no search has seen."""
         start = time.perf_counter()
         order = replace(
-            self._order(proposed.candidate, self.stopping, Purpose.COLD, seed),
+            self._order(proposed.candidate, proposed.against, self.stopping, Purpose.COLD, seed),
             pairing=Pairing.TWO_PROCESSES,
             tier=Tier.FAST,
         )
@@ -107,14 +109,23 @@ class Session:
         return judged(proposed, self._judge(result), result, time.perf_counter() - start, 0.0)
 
     def _measured(
-        self, candidate: Candidate, stopping: Stopping, purpose: Purpose = Purpose.SEARCH, number: int = 0
+        self, proposed: Proposed, stopping: Stopping, purpose: Purpose = Purpose.SEARCH, number: int = 0
     ) -> tuple[Attempt, MeasureResult]:
-        result = self.engine.measure(self._order(candidate, stopping, purpose, 101 + number))
+        order = self._order(proposed.candidate, proposed.against, stopping, purpose, 101 + number)
+        result = self.engine.measure(order)
         return self._judge(result), result
 
-    def _order(self, candidate: Candidate, stopping: Stopping, purpose: Purpose, seed: int) -> Assignment:
+    def _build_incumbent(self, incumbent: Candidate) -> None:
+        """Known already but in a process of its own, where its files are in the cache."""
+        if incumbent != AS_LOADED and incumbent.id not in self._built:
+            self.builder.build(incumbent, DEADLINE_SECONDS)
+        self._built.add(incumbent.id)
+
+    def _order(
+        self, candidate: Candidate, against: Candidate, stopping: Stopping, purpose: Purpose, seed: int
+    ) -> Assignment:
         return Assignment(
-            incumbent=AS_LOADED,
+            incumbent=against,
             candidate=candidate,
             tier=Tier.FAST,
             purpose=purpose,
@@ -134,7 +145,9 @@ class Session:
         )
 
     def _band(self) -> Band:
-        own = self.engine.measure(self._order(AS_LOADED, replace(self.stopping, max_rounds=4), Purpose.AA, 7))
+        own = self.engine.measure(
+            self._order(AS_LOADED, AS_LOADED, replace(self.stopping, max_rounds=4), Purpose.AA, 7)
+        )
         return calibrate(self.engine.reference_noise(), loaded_checks(own), self.deployment.model.dtype, POLICY)
 
 
@@ -157,15 +170,24 @@ def judged(proposed: Proposed, attempt: Attempt, result: MeasureResult, seconds:
     )
 
 
-def hotpass_arm(session: Session, proposals: Sequence[Proposed], report: Report) -> list[Judged]:
-    """Arm c: one engine for all. What was proposed before is not measured again."""
+def hotpass_arm(session: Session, proposals: Sequence[Proposed], report: Report) -> tuple[list[Proposed], list[Judged]]:
+    """Arm c: one engine for all, each held against the best so far, as in a campaign. What was proposed before is not measured again.
+
+    Returns the proposals with the incumbents that they were held against, and what became of them.
+    """
     seen: set[str] = set()
-    found = []
+    posed, found = [], []
+    incumbent = AS_LOADED
     for proposed in proposals:
-        found.append(_duplicate(proposed) if proposed.candidate.id in seen else session.decide(proposed))
-        seen.add(proposed.candidate.id)
-        report(found[-1])
-    return found
+        asked = replace(proposed, against=incumbent)
+        judged_one = _duplicate(asked) if asked.candidate.id in seen else session.decide(asked)
+        seen.add(asked.candidate.id)
+        report(judged_one)
+        if judged_one.is_faster:
+            incumbent = asked.candidate
+        posed.append(asked)
+        found.append(judged_one)
+    return posed, found
 
 
 def cold_arm(

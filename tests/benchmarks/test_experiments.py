@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import cast
 
 import pytest
 
 from benchmarks.bench_experiments import _sign_held
-from benchmarks.experiments.candidates import for_vllm, forty
+from benchmarks.experiments.candidates import Proposed, for_vllm, forty
 from benchmarks.experiments.deciding import (
     BOUND,
     Judged,
@@ -19,7 +20,9 @@ from benchmarks.experiments.deciding import (
     rounds_needed,
     unpaired_interval,
 )
+from benchmarks.experiments.paired import Session, hotpass_arm
 from hotpass.parts import declaration
+from hotpass.records.candidate import AS_LOADED, Candidate
 from hotpass.records.measurement import Attempt, Estimate, Purpose, Tier, Verdict
 from hotpass.stats import confidence_radius
 
@@ -120,3 +123,31 @@ def test_a_sign_is_kept_when_the_cold_mean_is_on_its_side(
     sign: int, interval: tuple[float, float, float], held: bool
 ) -> None:
     assert _sign_held(sign, *interval) is held
+
+
+class Scripted:
+    """A session that answers from a table: name → interval."""
+
+    def __init__(self, answers: dict[str, tuple[float, float]]) -> None:
+        self.answers = answers
+
+    def decide(self, proposed: Proposed) -> Judged:
+        low, high = self.answers[proposed.name]
+        return Judged(
+            name=proposed.name,
+            candidate_id=proposed.candidate.id,
+            outcome=outcome_of_interval(low, high),
+            seconds=1.0,
+            low=low,
+            high=high,
+        )
+
+
+def test_each_is_held_against_the_best_so_far() -> None:
+    proposals = [Proposed(name=str(n), candidate=Candidate(settings={"threads": n})) for n in range(1, 5)]
+    scripted = Scripted({"1": (-0.9, -0.1), "2": (0.5, 0.9), "3": (-0.01, 0.01), "4": (0.01, 0.02)})
+    posed, found = hotpass_arm(cast("Session", scripted), [*proposals, proposals[1]], lambda _: None)
+    second = proposals[1].candidate
+    assert [item.against for item in posed] == [AS_LOADED, AS_LOADED, second, second, proposals[3].candidate]
+    assert [item.outcome.value for item in found] == ["slower", "undecided", "equal", "faster", "duplicate"]
+    assert [item.is_narrow for item in found] == [False, False, True, True, False]
