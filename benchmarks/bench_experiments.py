@@ -6,8 +6,10 @@ An experiment is *decided* when a distinct candidate, proven active, has an inte
 deployment-weighted log step time, or is rejected beyond that bound (`benchmarks/experiments/deciding.py`). Wrong ones, build failures,
 crashes and duplicates are counted apart. Forty candidates (`candidates.py`), three arms:
 
-  a  a cold vLLM for each start, eager (its quicker start) with warm disk caches; sampled: counterparts of the list for vLLM's tree. The
-     rate of the sample stands for the list: the same share of it is taken to be decidable as in arm c
+  a  a cold vLLM for each start, eager (its quicker start) with warm disk caches, a start being the unit of its interval. Sampled: some
+     counterparts of the list for vLLM's tree give the seconds of a start and the spread between starts of one program; from these
+     follow the starts that each candidate of the list takes to be decided, given its effect in arm c (`projected`, said as such). Beside
+     it the rate if two starts, the least that have an interval, decided each: the most that arm a could reach, `at_most`
   b  a cold process of the decoder engine for each candidate, warm page and compile caches, the same cuts and early stopping; sampled by
      chance within two strata (decided in arm c, or not), each weighted by its size
   c  hotpass: one engine, all forty; reload, preparation, proof, crashes, promotion and A/A are in its time. Building stands beside it,
@@ -37,7 +39,14 @@ from typing import Any
 
 from benchmarks.experiments.candidates import Proposed, for_vllm, forty
 from benchmarks.experiments.cold_vllm import ColdVllm, vllm_arm
-from benchmarks.experiments.deciding import STOPPING, Judged, counted, decided_per_hour
+from benchmarks.experiments.deciding import (
+    STOPPING,
+    Judged,
+    counted,
+    decided_per_hour,
+    projected_starts,
+    spread_of_starts,
+)
 from benchmarks.experiments.paired import Session, cold_arm, hotpass_arm
 from benchmarks.shapes import deployment_of, prepare_model, probe_hardware
 from engines.prepare.tiny import make_tiny_model
@@ -61,6 +70,9 @@ ROWS = (
     ),
 )  # fmt: skip
 """Short chats of one to four clients."""
+
+LEAST_STARTS = 2
+"""Of a program from which an interval can be had."""
 
 KEPT = 0.95
 """Share of signs that must hold."""
@@ -116,17 +128,20 @@ def run(deployment: Deployment, options: argparse.Namespace, folder: Path, progr
         progress.note("decided_per_hour", rates)
         cold = _audit(session, proposals, of_c, options.judgements, progress)
     rate_b, seconds_b = _arm_b(deployment, proposals, of_c, cache, stopping, options.sample_b, progress)
-    rate_a, starts = _arm_a(deployment, of_c, folder, options, progress)
+    of_a, starts = _arm_a(deployment, of_c, folder, options, progress)
     of_v = _live_vllm(deployment, cache, stopping, options.sample_a, progress)
-    rates = {"a": rate_a, "b": rate_b, **rates}
+    rate_a = of_a.get("projected")
+    rates = {"a": rate_a, "a_at_most": of_a.get("at_most"), "b": rate_b, **rates}
     kept = sum(cold) / len(cold) if cold else 0.0
     trusted = bool(cold) and kept >= KEPT
     return {
         "bench": "experiments",
         "c_over_a": rates["c"] / rate_a if trusted and rate_a else None,
+        "c_over_a_at_least": rates["c"] / of_a["at_most"] if trusted and of_a.get("at_most") else None,
         "c_over_b": rates["c"] / rate_b if trusted and rate_b else None,
         "decided_per_hour": rates,
         "factors": _factors(of_c, held_c, session.load_seconds, starts, seconds_b, of_v),
+        "a": of_a,
         "sign_kept": kept,
         "judgements_again": len(cold),
         "counts_c": counted(of_c),
@@ -198,8 +213,8 @@ def _arm_b(
 
 def _arm_a(
     deployment: Deployment, of_c: list[Judged], folder: Path, options: argparse.Namespace, progress: Progress
-) -> tuple[float, list[dict[str, float]]]:
-    """(decided an hour, phases of every start); 0 where vLLM is not installed or nothing of the sample was decided."""
+) -> tuple[dict[str, float | None], list[dict[str, float]]]:
+    """(decided an hour, phases of every start); nothing where vLLM is not installed."""
 
     def started(name: str, phases: dict[str, float]) -> None:
         progress.note("starts_a", [*progress.known.get("starts_a", []), {"who": name, **phases}])
@@ -215,15 +230,27 @@ def _arm_a(
         )
     except InputError as error:
         say(f"a · left out: {error}")
-        return 0.0, []
+        return {}, []
     sampled = vllm_arm(arm, for_vllm()[: options.sample_a], lambda found: progress.judged("a", found))
-    distinct = [item for item in of_c if item.seconds]
-    decidable = sum(item.outcome.is_decided for item in distinct) / len(distinct)
-    share = sum(item.outcome.is_decided for item in sampled) / len(sampled) * decidable
-    each = sum(item.seconds for item in sampled) / len(sampled) + arm.base_seconds / len(distinct)
-    rate = share / each * 3600
-    progress.note("decided_per_hour", {**progress.known["decided_per_hour"], "a": rate})
-    return rate, arm.starts
+    rates = rates_of_a(of_c, arm.groups, [item["seconds"] for item in arm.starts])
+    progress.note("a", {**rates, "sampled": counted(sampled)})
+    return rates, arm.starts
+
+
+def rates_of_a(of_c: list[Judged], groups: list[list[float]], seconds: list[float]) -> dict[str, float | None]:
+    """Decided an hour in arm a, projected to the whole list and at most; with what they follow from."""
+    decided = sum(item.outcome.is_decided for item in of_c)
+    each, sigma = _median(seconds), spread_of_starts(groups)
+    if not each or sigma is None:
+        return {}
+    starts = projected_starts(of_c, sigma)
+    tried = sum(bool(item.seconds) for item in of_c)
+    return {
+        "projected": decided / (starts * each) * 3600,
+        "at_most": decided / ((tried + 1) * LEAST_STARTS * each) * 3600,
+        "spread_of_starts": sigma,
+        "projected_starts": float(starts),
+    }
 
 
 def _live_vllm(deployment: Deployment, cache: str, stopping: Stopping, count: int, progress: Progress) -> list[Judged]:

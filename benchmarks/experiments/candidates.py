@@ -131,7 +131,7 @@ VLLM_MLP = """
 import torch
 from hotpass import part
 
-@part(engine="vllm", claims=["model.layers.*.mlp"], replaces="LlamaMLP"{domain})
+@part(engine="vllm", claims=["model.layers.*.mlp"], replaces="LlamaMLP", reload="reweight"{domain})
 class PlainMlp:
     def weights(self, w, params):
         return {{"both": w["gate_up_proj.weight"].clone(), "down": w["down_proj.weight"].clone()}}
@@ -147,7 +147,7 @@ VLLM_NORM = """
 import torch
 from hotpass import part
 
-@part(engine="vllm", claims=["model.layers.*.post_attention_layernorm"])
+@part(engine="vllm", claims=["model.layers.*.post_attention_layernorm"], reload="reweight")
 class PlainNorm:
     def weights(self, w, params):
         return {"weight": w["weight"].clone()}

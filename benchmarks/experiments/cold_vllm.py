@@ -46,8 +46,11 @@ class ColdVllm:
     """Spent on those: shared by all candidates of the arm."""
     starts: list[dict[str, float]] = field(default_factory=list)
     """Phases of every start."""
+    groups: list[list[float]] = field(default_factory=list)
+    """Log step times of the starts of each program."""
 
     def __post_init__(self) -> None:
+        self.groups.append(self.base)
         self._python = find_python()
         self._model = model_folder(self.deployment.model, str(self.folder))
         self._builder = VllmBuilder(self.deployment.model, cache_dir=str(self.folder / "cache"), threads=self.threads)
@@ -55,6 +58,7 @@ class ColdVllm:
     def decide(self, proposed: Proposed) -> Judged:
         start, base_before = time.perf_counter(), self.base_seconds
         values: list[float] = []
+        self.groups.append(values)
         low = high = float("inf")
         try:
             files = self._builder.build(proposed.candidate, 120.0).parts

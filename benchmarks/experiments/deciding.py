@@ -19,10 +19,10 @@ from hotpass.stats import confidence_radius
 BOUND = 0.02
 """Of a log step time: the half width asked for, and the loss beyond which a candidate is rejected."""
 
-STOPPING = Stopping(alpha=0.02, min_rounds=3, max_rounds=40, half_width=BOUND, equal_margin=BOUND)
+STOPPING = Stopping(alpha=0.02, min_rounds=3, max_rounds=24, half_width=BOUND, equal_margin=BOUND)
 """Of every paired arm: ends a loser once its interval lies beyond the bound, anything else once the interval is narrow."""
 
-MOST_ROUNDS = 120
+MOST_ROUNDS = 48
 """A promotion that would need more rounds than this is not begun."""
 
 
@@ -130,6 +130,23 @@ def unpaired_interval(base: Sequence[float], candidate: Sequence[float]) -> tupl
     return middle - radius, middle + radius
 
 
+def spread_of_starts(groups: Sequence[Sequence[float]]) -> float | None:
+    """Standard deviation of log step times between starts of the same program, pooled over programs; None with no start to compare."""
+    degrees = sum(len(group) - 1 for group in groups if len(group) > 1)
+    if not degrees:
+        return None
+    return math.sqrt(sum(stdev(group) ** 2 * (len(group) - 1) for group in groups if len(group) > 1) / degrees)
+
+
+def starts_needed(effect: float, sigma: float, most: int = 2000) -> int:
+    """Cold starts of either side after which a Welch interval decides a candidate of that log effect: by its width, or by rejecting it."""
+    for count in range(2, most):
+        radius = t_quantile(2 * count - 2) * sigma * math.sqrt(2 / count)
+        if radius <= BOUND or effect + radius < -BOUND:
+            return count
+    return most
+
+
 T_99 = {1: 31.82, 2: 6.965, 3: 4.541, 4: 3.747, 5: 3.365, 6: 3.143, 7: 2.998, 8: 2.896, 10: 2.764, 15: 2.602, 30: 2.457}
 """0.99 quantile of Student's t (table; Fisher & Yates)."""
 
@@ -137,6 +154,19 @@ T_99 = {1: 31.82, 2: 6.965, 3: 4.541, 4: 3.747, 5: 3.365, 6: 3.143, 7: 2.998, 8:
 def t_quantile(degrees: float) -> float:
     """At the largest tabulated number that is not more: never too narrow."""
     return T_99[max(known for known in T_99 if known <= max(1.0, degrees))]
+
+
+GIVEN_UP = 3
+"""Cold starts that a candidate is worth which arm c gave up undecided."""
+
+
+def projected_starts(judged: Sequence[Judged], sigma: float) -> int:
+    """Cold starts of the whole list in arm a: what each candidate's effect in arm c takes there, one for what fails or is wrong, none for
+    what does not build or was proposed before; and those of as loaded, which all share."""
+    starts = [starts_needed(item.value or 0.0, sigma) for item in judged if item.outcome.is_decided]
+    starts += [GIVEN_UP for item in judged if item.outcome is Outcome.UNDECIDED]
+    once = (Outcome.INCORRECT, Outcome.INVALID, Outcome.FAILED)
+    return sum(starts) + max(starts, default=0) + sum(item.outcome in once for item in judged)
 
 
 def counted(judged: Sequence[Judged]) -> dict[str, int]:

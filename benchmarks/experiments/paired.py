@@ -102,7 +102,7 @@ class Session:
         start = time.perf_counter()
         order = replace(
             self._order(proposed.candidate, proposed.against, self.stopping, Purpose.COLD, seed),
-            pairing=Pairing.TWO_PROCESSES,
+            pairing=Pairing.TWO_ENGINES,
             tier=Tier.FAST,
         )
         result = self.engine.measure(order)

@@ -18,7 +18,8 @@ from typing import Any
 from safetensors.torch import load_file
 from vllm import LLM, SamplingParams
 
-from engines.vllm.extension import DERIVED
+from engines.program import Artefacts
+from engines.vllm.extension import ARTEFACTS
 
 STEPS = 24
 REPEATS = 3
@@ -58,15 +59,13 @@ def _install(llm: Any, orders: dict[str, Any]) -> None:
     plain = orders["candidate"]
     if plain is None:
         return
-    DERIVED[plain["id"]] = tuple(
-        {slot: load_file(path) for slot, path in derived.items()} for derived in orders["derived"]
-    )
+    derived = tuple({slot: load_file(path) for slot, path in made.items()} for made in orders["derived"])
+    ARTEFACTS[plain["id"]] = Artefacts(native=tuple(orders["native"]), derived=derived)
     order = {
         "side": "candidate",
         "candidate": plain,
         "candidate_id": plain["id"],
         "sources": orders["sources"],
-        "native": orders["native"],
     }
     reply = llm.collective_rpc("hotpass_install", args=(order,))[0]
     if "failure" in reply:

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from benchmarks.bench_experiments import _sign_held
+from benchmarks.bench_experiments import _sign_held, rates_of_a
 from benchmarks.experiments.candidates import Proposed, for_vllm, forty
 from benchmarks.experiments.deciding import (
     BOUND,
@@ -17,7 +17,10 @@ from benchmarks.experiments.deciding import (
     decided_per_hour,
     outcome_of,
     outcome_of_interval,
+    projected_starts,
     rounds_needed,
+    spread_of_starts,
+    starts_needed,
     unpaired_interval,
 )
 from benchmarks.experiments.paired import Session, hotpass_arm
@@ -151,3 +154,29 @@ def test_each_is_held_against_the_best_so_far() -> None:
     assert [item.against for item in posed] == [AS_LOADED, AS_LOADED, second, second, proposals[3].candidate]
     assert [item.outcome.value for item in found] == ["slower", "undecided", "equal", "faster", "duplicate"]
     assert [item.is_narrow for item in found] == [False, False, True, True, False]
+
+
+def judged_as(outcome: Outcome, value: float | None = None) -> Judged:
+    return Judged(name="x", candidate_id="x", outcome=outcome, seconds=1.0, value=value)
+
+
+def test_cold_starts_of_the_list_follow_from_effects_and_the_spread_between_starts() -> None:
+    assert spread_of_starts([[0.0, 0.2], [1.0, 1.2]]) == pytest.approx(math.sqrt(0.02))
+    assert spread_of_starts([[1.0], [2.0]]) is None
+    far, near = starts_needed(-1.6, 0.06), starts_needed(-0.03, 0.06)
+    assert far == 2
+    assert near == starts_needed(0.0, 0.06)
+    radius = 2.457 * 0.06 * math.sqrt(2 / near)
+    assert radius <= BOUND < 2.457 * 0.06 * math.sqrt(2 / (near - 1))
+    listed = [judged_as(Outcome.SLOWER, -1.6), judged_as(Outcome.EQUAL, 0.0), judged_as(Outcome.INCORRECT)]
+    assert projected_starts(listed, 0.06) == far + near + near + 1, "as loaded has as many as the longest"
+    assert projected_starts([judged_as(Outcome.DUPLICATE), judged_as(Outcome.BUILD_FAILED)], 0.06) == 0
+
+
+def test_arm_a_is_never_said_to_be_slower_than_its_own_starts_allow() -> None:
+    listed = [judged_as(Outcome.SLOWER, -1.6), judged_as(Outcome.EQUAL, 0.0)]
+    rates = rates_of_a(listed, [[0.0, 0.1], [0.0, 0.1]], [40.0, 40.0, 41.0])
+    assert rates["at_most"] == pytest.approx(2 / (3 * 2 * 40.0) * 3600)
+    assert rates["projected"] is not None
+    assert rates["projected"] < rates["at_most"]
+    assert rates_of_a(listed, [[]], []) == {}
