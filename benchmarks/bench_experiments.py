@@ -130,16 +130,16 @@ def run(deployment: Deployment, options: argparse.Namespace, folder: Path, progr
     rate_b, seconds_b = _arm_b(deployment, proposals, of_c, cache, stopping, options.sample_b, progress)
     of_a, starts = _arm_a(deployment, of_c, folder, options, progress)
     of_v = _live_vllm(deployment, cache, stopping, options.sample_a, progress)
-    rate_a = of_a.get("projected")
-    rates = {"a": rate_a, "a_at_most": of_a.get("at_most"), "b": rate_b, **rates}
+    rate_a, most_a = of_a.get("projected"), of_a.get("at_most")
+    known: dict[str, float | None] = {"a": rate_a, "a_at_most": most_a, "b": rate_b, **rates}
     kept = sum(cold) / len(cold) if cold else 0.0
     trusted = bool(cold) and kept >= KEPT
     return {
         "bench": "experiments",
         "c_over_a": rates["c"] / rate_a if trusted and rate_a else None,
-        "c_over_a_at_least": rates["c"] / of_a["at_most"] if trusted and of_a.get("at_most") else None,
+        "c_over_a_at_least": rates["c"] / most_a if trusted and most_a else None,
         "c_over_b": rates["c"] / rate_b if trusted and rate_b else None,
-        "decided_per_hour": rates,
+        "decided_per_hour": known,
         "factors": _factors(of_c, held_c, session.load_seconds, starts, seconds_b, of_v),
         "a": of_a,
         "sign_kept": kept,
