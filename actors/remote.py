@@ -13,14 +13,14 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from actors.builder import BuilderServer
+from actors.builder import BUILDS_AT_ONCE, BuilderServer, Built
 from actors.engine import EngineServer, Evidence, Measured, node_facts
 from actors.errors import ray_errors, translated
 from actors.spec import EngineSpec, wider_bits
 from hotpass.errors import EngineDied, MachineError
 from hotpass.records.candidate import Candidate
 from hotpass.records.deployment import Deployment
-from hotpass.records.measurement import Assignment, BaselineMeasurement, Failure, OutputCheck, Tier
+from hotpass.records.measurement import Assignment, BaselineMeasurement, OutputCheck, Tier
 from hotpass.records.profile import Profile
 from hotpass.records.shapes import ShapeRow
 from hotpass.records.slots import SlotTable
@@ -189,7 +189,7 @@ class RemoteBuilder:
         self._actor: Any = None
         self.has_compiler = self._start()
 
-    def submit(self, candidate: Candidate) -> Future[Failure | None]:
+    def submit(self, candidate: Candidate) -> Future[Built]:
         if self._actor is None:
             self._start()
         return watched(self._actor.build.remote(candidate).future(), CALL_SECONDS, self.close, self._lost)
@@ -213,7 +213,9 @@ class RemoteBuilder:
         import ray
 
         with ray_errors():
-            remote = ray.remote(BuilderServer).options(num_cpus=0, num_gpus=0, max_restarts=0)
+            remote = ray.remote(BuilderServer).options(
+                num_cpus=0, num_gpus=0, max_restarts=0, max_concurrency=BUILDS_AT_ONCE
+            )
             self._actor = remote.remote(*self._made_from)
             has_compiler: bool = ray.get(self._actor.has_compiler.remote(), timeout=START_SECONDS)
             return has_compiler

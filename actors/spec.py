@@ -21,6 +21,7 @@ from hotpass.traffic import Traffic
 
 if TYPE_CHECKING:
     from engines.build import CandidateBuilder
+    from engines.build_compile import CompileSetup
     from engines.vllm_engine import VllmBuilder
 
 NARROWEST_BITS = 4.5
@@ -81,6 +82,42 @@ def make_builder(spec: EngineSpec, deployment: Deployment) -> CandidateBuilder |
     return CandidateBuilder(
         deployment.model,
         cuts_of(spec, deployment),
+        setup=_compile_setup(spec, deployment),
+    )
+
+
+def _compile_setup(spec: EngineSpec, deployment: Deployment) -> CompileSetup:
+    """What an engine of this spec compiles for."""
+    from engines.build_compile import CompileSetup
+    from engines.decoder_engine import DECODER, served_context
+    from engines.program import KvPlan
+    from engines.threading_env import usable_cores
+
+    rows = deployment.shapes.rows
+    program, serving, context = DECODER, deployment.concurrency, served_context(deployment.model)
+    search_path: tuple[str, ...] = ()
+    widths: tuple[int, ...] = ()
+    if spec.kind == "module":
+        from engines.module.prepare import module_facts
+        from engines.module_engine import PROGRAM, SERVED_WORDS
+
+        facts = module_facts(deployment.model)
+        program, search_path = PROGRAM, facts.recipe.search_path
+        widths, serving, context = tuple(example.width for example in facts.examples), 0, SERVED_WORDS
+    plan = KvPlan(
+        rows=rows,
+        steps_per_window=(1,) * len(rows),
+        serving_slots=serving,
+        serving_context=context,
+        widths=widths,
+    )
+    return CompileSetup(
+        program=program,
+        model=deployment.model,
+        plan=plan,
+        device=spec.device,
+        threads=spec.threads or usable_cores(),
+        search_path=search_path,
         cache_dir=spec.cache_dir or None,
         threads=spec.threads or deployment.hardware.num_devices,
     )

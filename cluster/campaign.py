@@ -12,7 +12,6 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 from cluster.agents import brief_agents, keys_taken, open_agents
 from cluster.briefing import write_briefing
+from cluster.building import Foreseen
 from cluster.clock import Clock, SimulatedClock, WallClock
 from cluster.desk import CampaignDesk
 from cluster.events import EventLog
@@ -41,7 +41,6 @@ from cluster.store import CandidateWriter, set_torn_aside
 from cluster.warm import Warm, warm_of
 from hotpass.errors import HotpassError
 from hotpass.records.candidate import Numerics, PartSource
-from hotpass.records.measurement import Failure
 from search.agents.secret import Secret
 from search.catalogue import load_catalogue
 from search.inbox import Inbox
@@ -160,16 +159,14 @@ def opened_session(running: Running, journal: Journal) -> Iterator[tuple[Session
         )
         session.candidates |= all_candidates(folder)
         running.view.changed(journal.state)
-        session.start(build_while_loading(plan, machines, running.catalogue))
+        session.start(foreseen_builds(plan, machines, running.catalogue))
         assert session.slot_table is not None
         write_briefing(folder, session.slot_table, machines.compiler)
         yield session, machines
 
 
-def build_while_loading(
-    plan: Plan, machines: Machines, catalogue: Callable[[str], Sequence[PartSource]]
-) -> list[Future[Failure | None]]:
-    """The engines' load leaves a builder time for what will be tried first."""
+def foreseen_builds(plan: Plan, machines: Machines, catalogue: Callable[[str], Sequence[PartSource]]) -> Foreseen:
+    """What will be tried first: the engines' load leaves a builder time for it."""
     deployment = plan.deployment
     wanted = needs_building(
         catalogue(deployment.hardware.device),
@@ -177,7 +174,7 @@ def build_while_loading(
         allowed=Numerics(plan.spec.numerics),
         compiler=machines.compiler,
     )
-    return [machines.builder.submit(candidate) for candidate in wanted]
+    return Foreseen(machines.builder, wanted)
 
 
 def _run(session: Session, machines: Machines, running: Running) -> dict[str, Any]:
@@ -193,6 +190,7 @@ def _run(session: Session, machines: Machines, running: Running) -> dict[str, An
                 proposer,
                 machines.builder,
                 build_ahead=machines.build_ahead,
+                foreseen=session.foreseen if machines.builds_at_once > 1 else None,
                 first=unfinished(session.plan, session.state, session.candidates),
                 halt=running.halt,
                 intake=Intake(Inbox(running.folder), session.journal, session.keep),

@@ -91,9 +91,9 @@ def measure_winners(running: Running, campaigns: Sequence[Compared]) -> list[Pai
     with opened_journal(running) as journal, opened_session(running, journal) as (session, machines):
 
         def measured(name: str, candidate: Candidate, over: str, incumbent: Candidate) -> None:
-            failure = machines.builder.submit(candidate).result()
-            if failure is not None:
-                attempt = session.fail_build(candidate, incumbent, failure).attempt
+            built = machines.builder.submit(candidate).result()
+            if built.failure is not None:
+                attempt = session.fail_build(candidate, incumbent, built.failure).attempt
             else:
                 tier = lowest_tier(candidate, incumbent)
                 order = session.order(session.engines[0], incumbent, candidate, tier, Purpose.COLD)

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 
 from actors.engine import Measured
 from cluster.asking import Asker
+from cluster.building import Foreseen
 from cluster.intake import Intake
 from cluster.pending import Answers
 from cluster.ports import BuilderPort, EnginePort, Proposer
@@ -39,6 +40,8 @@ LEASE_GRACE_SECONDS = 900.0
 POLL_SECONDS = 0.2
 """Between two looks into the inbox while nothing else happens."""
 
+PATIENCE_SECONDS = 0.5
+"""What is found built is told sooner: a build that takes longer gets another one beside it."""
 
 def default_lease(order: Order) -> float:
     """Seconds after which an engine that was given this order counts as lost."""
@@ -56,12 +59,14 @@ class SearchLoop:
         *,
         build_ahead: bool,
         first: Mapping[str, Proposal] | None = None,
+        foreseen: Foreseen | None = None,
         halt: threading.Event | None = None,
         intake: Intake | None = None,
         expecting: Callable[[], bool] = lambda: False,
         lease_seconds: Callable[[Order], float] = default_lease,
     ) -> None:
-        """`expecting` says whether somebody outside may still hand something in, so that an empty queue is not the end."""
+        """`foreseen`: what is built beside a build that an engine waits for. `expecting` says whether somebody outside may still hand
+        something in, so that an empty queue is not the end."""
         self.session, self.state, self.journal = session, session.state, session.journal
         self.build_ahead = build_ahead
         self.builder = builder
@@ -81,6 +86,7 @@ class SearchLoop:
             intake=intake,
             broken_machine=self._count_error,
         )
+            foreseen=foreseen,
         self.running: dict[Future[Measured], Order] = {}
         self.expires: dict[Future[Measured], float] = {}
         self.silent: dict[Future[Measured], Order] = {}
@@ -140,7 +146,7 @@ class SearchLoop:
 
     def _fill_engines(self) -> None:
         idle = self._idle()
-        if not idle or not self.supply.ready:
+        if not idle or not self.supply.ready or (self.supply.num_beside and not self.build_ahead):
             return
         self.supply.race()
         under_way = [self.supply.as_ready(o.assignment.candidate, o.assignment.tier) for o in self.running.values()]
@@ -156,7 +162,10 @@ class SearchLoop:
         seen = any(row.attempt.tier is tier for row in self.state.attempts_of(candidate.id))
         audit = tier is Tier.FAST and self.supply.is_audit(candidate)
         purpose = Purpose.REMEASURE if seen else Purpose.AUDIT if audit else Purpose.SEARCH
-        order = self.session.order(engine, self.supply.incumbent, candidate, tier, purpose, before=chosen.before)
+        built = self.supply.take_cost(candidate.id)
+        order = self.session.order(
+            engine, self.supply.incumbent, candidate, tier, purpose, before=chosen.before, built=built
+        )
         self.running[order.future] = order
         self.expires[order.future] = time.monotonic() + self.lease_seconds(order)
         self.answers.expect(order.future, self._measured)
@@ -167,7 +176,11 @@ class SearchLoop:
         if self.supply.intake is not None or self.expecting():
             seconds = min(seconds, POLL_SECONDS)
         with self.journal.together():
-            self.answers.wait(seconds)
+        waits_for_build = bool(self.supply.num_building) and not self.running
+        if waits_for_build:
+            seconds = min(seconds, PATIENCE_SECONDS)
+            if not self.answers.wait(seconds) and waits_for_build:
+                self.supply.build_beside()
             self._expire()
 
     def _measured(self, future: Future[Measured]) -> None:

@@ -7,17 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from actors.builder import BuilderServer
+from actors.builder import BUILDS_AT_ONCE, BuilderServer
 from actors.engine import EngineServer
 from actors.requests import sample
 from actors.spec import EngineSpec
-from cluster.plan import Plan
+from cluster.plan import Plan, may_build_ahead
 from cluster.ports import BuilderPort, EnginePort, LocalBuilder, LocalEngine, View
 from hotpass.errors import InputError
 from hotpass.traffic import Traffic, read_traffic
 
-SPARE_CORES = 2
-"""Physical cores beyond the engine's threads from which a builder may run while an engine measures."""
 BUILD_DEADLINE_SECONDS = 120.0
 REPLAY_CHOICE = 256
 """Requests that travel to an engine for its replays; they are drawn from these by seed."""
@@ -35,6 +33,8 @@ class Machines:
     """Whether builders may run while an engine measures: on a GPU, or with cores to spare."""
     compiler: bool
     """Whether there is a C++ compiler where the engines are."""
+    builds_at_once: int = 1
+    """Builds that the builder carries out at a time."""
 
 
 MachinesOpener = Callable[[Plan, View], AbstractContextManager[Machines]]
@@ -66,7 +66,11 @@ def _on_ray(plan: Plan, view: View) -> Iterator[Machines]:
         stack.callback(builder.close)
         engines = [RemoteEngine(engine_spec(plan, index), num_cpus=1.0) for index in range(num_engines(plan))]
         yield Machines(
-            engines=engines, builder=builder, build_ahead=may_build_ahead(plan), compiler=builder.has_compiler
+            engines=engines,
+            builder=builder,
+            build_ahead=may_build_ahead(plan),
+            compiler=builder.has_compiler,
+            builds_at_once=BUILDS_AT_ONCE,
         )
 
 
@@ -103,11 +107,3 @@ def replayed_traffic(plan: Plan) -> Traffic:
     if traffic.ref.content_hash != deployment.traffic.content_hash:
         raise InputError("traffic", spec.traffic, "has changed since this campaign was planned", "start a new campaign")
     return sample(traffic, REPLAY_CHOICE, plan.pace.replay_output_tokens, REPLAY_CONTEXT)
-
-
-def may_build_ahead(plan: Plan) -> bool:
-    """A compiler beside a measurement raised its noise sevenfold on two cores, so only where there are cores to spare."""
-    hardware = plan.deployment.hardware
-    return (
-        hardware.device == "cuda" or hardware.num_devices - (plan.spec.threads or hardware.num_devices) >= SPARE_CORES
-    )

@@ -20,6 +20,8 @@ from hotpass.records.measurement import Stopping
 
 FILE = "campaign.json"
 SCHEMA = 1
+SPARE_CORES = 2
+"""Physical cores beyond the engine's threads from which a builder may run while an engine measures."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,6 +126,14 @@ def pace_for(budget_seconds: float) -> Pace:
 def write_plan(folder: Path, plan: Plan) -> None:
     """Atomically, so that a campaign folder has a whole plan or none."""
     folder.mkdir(parents=True, exist_ok=True)
+def may_build_ahead(plan: Plan) -> bool:
+    """A compiler beside a measurement raised its noise sevenfold on two cores, so only where there are cores to spare."""
+    hardware = plan.deployment.hardware
+    return (
+        hardware.device == "cuda" or hardware.num_devices - (plan.spec.threads or hardware.num_devices) >= SPARE_CORES
+    )
+
+
     text = json.dumps({"schema": SCHEMA, "plan": json_safe(plan)}, indent=1, ensure_ascii=False)
     temporary = folder / f".{FILE}.{os.getpid()}"
     temporary.write_text(text + "\n", encoding="utf-8")

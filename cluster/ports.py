@@ -1,6 +1,6 @@
 """What the campaign loop needs from the outside, as small interfaces, and their in-process form.
 
-    EnginePort.submit(assignment) ─► Future[Measured]          BuilderPort.submit(candidate) ─► Future[Failure | None]
+    EnginePort.submit(assignment) ─► Future[Measured]          BuilderPort.submit(candidate) ─► Future[Built]
     Proposer.ask() ─► Proposal | None                          View.changed(state), .activity(engine, text), .note(text)
 
 The Ray form of the first two is `actors.remote`. Futures resolve in any order; an in-process port has answered when `submit` returns.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
-from actors.builder import BuilderServer
+from actors.builder import BuilderServer, Built
 from actors.engine import EngineServer, Evidence, Measured
 from cluster.state import CampaignState
 from hotpass.records.candidate import Candidate, Proposal
@@ -21,7 +21,6 @@ from hotpass.records.measurement import (
     Assignment,
     Attempt,
     BaselineMeasurement,
-    Failure,
     OutputCheck,
     Tier,
 )
@@ -73,10 +72,10 @@ class EnginePort(Protocol):
 
 
 class BuilderPort(Protocol):
-    """Turns a candidate's sources into libraries and derived weights, off the engine's time."""
+    """Turns a candidate's sources into libraries, derived weights and compiled code, off the engine's time."""
 
-    def submit(self, candidate: Candidate) -> Future[Failure | None]:
-        """None when it is built (or has nothing to build)."""
+    def submit(self, candidate: Candidate) -> Future[Built]:
+        """Without a failure when it is built, or has nothing to build."""
         ...
 
     def widen(self) -> None:
@@ -205,5 +204,5 @@ class LocalBuilder:
         self.widen = server.widen
         self.close = server.close
 
-    def submit(self, candidate: Candidate) -> Future[Failure | None]:
+    def submit(self, candidate: Candidate) -> Future[Built]:
         return answered(lambda: self.server.build(candidate))

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Protocol
 
+from actors.builder import Built
 from actors.engine import Measured
+from cluster.building import Foreseen
 from cluster.journal import Journal
 from cluster.plan import Plan
 from cluster.ports import EnginePort, View
@@ -94,6 +97,8 @@ class Session:
         self.suspect_ms = dict(suspect_ms or {})
         self.hush = hush
         self._measuring = 0
+        self.foreseen: Foreseen | None = None
+        """What may be built ahead of being proposed."""
         self.policy = Policy(numerics=Numerics(plan.spec.numerics))
         self.candidates: dict[str, Candidate] = {AS_LOADED.id: AS_LOADED}
         """Every candidate that this session handles, by id."""
@@ -102,17 +107,18 @@ class Session:
         self.results: dict[int, MeasureResult] = {}
         """Results of cold assignments, which the gates look at whole."""
 
-    def start(self, building: Sequence[Future[Any]] = ()) -> None:
+    def start(self, foreseen: Foreseen | None = None) -> None:
         """Load every engine, then measure as loaded against itself (A/A), which also calibrates what a correct output is.
 
-        `building`: what builders were asked for before; they are waited for, since nothing is measured beside a compiler."""
-        if len(self.engines) == 1:  # here, where Ctrl-C reaches it
-            loaded = [self._load(self.engines[0])]
-        else:
-            with ThreadPoolExecutor(len(self.engines)) as pool:
-                loaded = list(pool.map(self._load, self.engines))
-        phases = {engine.name: phases for engine, phases in zip(self.engines, loaded, strict=True)}
-        self._await(building)
+        `foreseen`: what a builder makes meanwhile; nothing is measured before it stands still."""
+        self.foreseen = foreseen
+        meanwhile: AbstractContextManager[list[Built]] = (
+            foreseen.meanwhile() if foreseen else contextlib.nullcontext([])
+        )
+        with meanwhile as built:
+            phases = self._load_all()
+            self.view.activity("builder", "finishing what will be tried first" if foreseen else "")
+        self.view.activity("builder", "")
         self.slot_table = self.engines[0].slots()
         self.journal.decide(
             "start",
@@ -120,11 +126,21 @@ class Session:
             slot_table=self.slot_table.version,
             startup_ms=phases,
             floors_ms=self.bounds_ms,
+            builds=[cost_of(item) for item in built],
             session=self.state.decisions["start"] + 1,
         )
         self._calibrate()
 
     def _load(self, engine: EnginePort) -> dict[str, float]:
+    def _load_all(self) -> dict[str, dict[str, float]]:
+        """Engine → start-up time by phase."""
+        if len(self.engines) == 1:  # here, where Ctrl-C reaches it
+            loaded = [self._load(self.engines[0])]
+        else:
+            with ThreadPoolExecutor(len(self.engines)) as pool:
+                loaded = list(pool.map(self._load, self.engines))
+        return {engine.name: phases for engine, phases in zip(self.engines, loaded, strict=True)}
+
         """Start-up time by phase. Cuts that were made deeper in an earlier session are so again."""
         self.view.activity(engine.name, "loading the model")
         phases = dict(engine.load(self.plan.deployment, Tier.FAST))
@@ -132,13 +148,6 @@ class Session:
             engine.widen()
         self.view.activity(engine.name, "")
         return phases
-
-    def _await(self, building: Sequence[Future[Any]]) -> None:
-        """A candidate that cannot be built is told so when it is proposed."""
-        if any(not future.done() for future in building):
-            self.view.activity("builder", "compiling what will be tried first")
-        wait(building)
-        self.view.activity("builder", "")
 
     def _calibrate(self) -> None:
         """A/A once per session, since engines are new and so is their noise; with it, what a correct output may differ by."""
@@ -249,7 +258,9 @@ class Session:
         purpose: Purpose,
         before: Sequence[str] = (),
     ) -> Order:
-        """Record an assignment, then hand it to an engine. `before`: candidates that came first and had to wait."""
+        built: Built | None = None,
+        """Record an assignment, then hand it to an engine. `before`: candidates that came first and had to wait. `built`: what building
+        the candidate took just now."""
         pace, deployment, number = self.plan.pace, self.plan.deployment, self.state.num_assignments
         stopping, deadline = self._effort(tier, purpose)
         assignment = Assignment(
@@ -278,6 +289,7 @@ class Session:
                 "engine": engine.name,
                 **({"before": before} if before else {}),
             },
+                **({"build": cost_of(built)} if built else {}),
         )
         self.view.activity(engine.name, f"{purpose} · {tier} · {candidate.label}")
         self._begin()
@@ -349,7 +361,9 @@ class Session:
         self.journal.settle()
         return self.state.attempts[-1]
 
-    def fail_build(self, candidate: Candidate, incumbent: Candidate, failure: Failure) -> AttemptRow:
+    def fail_build(
+        self, candidate: Candidate, incumbent: Candidate, failure: Failure, built: Built | None = None
+    ) -> AttemptRow:
         """A candidate that no builder could make: an attempt like any other, that no engine saw."""
         number = self.state.num_assignments
         self.journal.write(
@@ -365,6 +379,7 @@ class Session:
                 "deadline_seconds": self.plan.pace.fast_deadline_seconds,
                 "engine": "builder",
             },
+                **({"build": cost_of(built)} if built else {}),
         )
         attempt = Attempt(
             candidate_id=candidate.id,
@@ -400,4 +415,9 @@ class Session:
 
 
 def _why(result: MeasureResult) -> str:
+def cost_of(built: Built) -> dict[str, float]:
+    """A build as the log has it."""
+    return {"seconds": round(built.seconds, 3), "core_seconds": round(built.core_seconds, 3)}
+
+
     return result.failure.message if result.failure else "no output was compared with the reference"

@@ -182,6 +182,10 @@ class CampaignState:
     results: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     """Measurement summaries (without blocks) of A/A and cold assignments by number: what later readers ask for."""
     decisions: Counter[str] = field(default_factory=Counter)
+    build_seconds: float = 0.0
+    """Of builders, by the wall clock."""
+    build_core_seconds: float = 0.0
+    """Of processors, in builders and in what they started."""
     broken: dict[str, str] = field(default_factory=dict)
     """What is not tried any more (a part, a parameter's or a setting's value) → how its candidates failed."""
     predictions: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -245,6 +249,7 @@ class CampaignState:
         self.open_orders[number] = Order(
             assignment=number,
             candidate_id=payload["candidate_id"],
+        self._count_builds([payload["build"]] if "build" in payload else [])
             incumbent_id=payload["incumbent_id"],
             tier=Tier(payload["tier"]),
             purpose=Purpose(payload["purpose"]),
@@ -321,6 +326,7 @@ class CampaignState:
             for turn in list(self.shares.taken):  # whoever had them is gone with the session before
                 self.shares.give_back(turn)
             self.turns.clear()
+            self._count_builds(payload.get("builds", ()))
         elif name == "turn":
             self._on_turn(payload)
         elif name == "nothing-left":
@@ -357,6 +363,11 @@ class CampaignState:
         self.num_turns = max(self.num_turns, turn + 1)
         self.shares.take(payload["arm"], payload["arms"], turn)
         if payload["candidate_id"]:
+    def _count_builds(self, costs: Iterable[Mapping[str, float]]) -> None:
+        for cost in costs:
+            self.build_seconds += cost["seconds"]
+            self.build_core_seconds += cost["core_seconds"]
+
             self.turns[payload["candidate_id"]] = turn
 
     @property

@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from actors.builder import Built
 from cluster.asking import Answer, Asker
+from cluster.building import Foreseen
 from cluster.intake import Intake
 from cluster.pending import Answers
 from cluster.ports import BuilderPort
@@ -28,7 +30,7 @@ from cluster.state import AttemptRow
 from hotpass.canonical import to_plain
 from hotpass.errors import MachineError
 from hotpass.records.candidate import Candidate, Proposal
-from hotpass.records.measurement import Attempt, Failure, Tier, Verdict
+from hotpass.records.measurement import Attempt, Tier, Verdict
 from search.proposers import Proposer as Who
 from search.proposers import lowest_tier
 from search.scheduler import Ready, is_short, pick, reload_of
@@ -56,8 +58,10 @@ class Supply:
         first: Iterable[Proposal],
         intake: Intake | None,
         broken_machine: Callable[[str, MachineError], None],
+        foreseen: Foreseen | None = None,
     ) -> None:
-        """`broken_machine` counts a builder that was lost, and raises when the machine is to be given up."""
+        """`broken_machine` counts a builder that was lost, and raises when the machine is to be given up. `foreseen`: what is built
+        beside a build, one at a time; nothing by default."""
         self.session, self.state, self.journal = session, session.state, session.journal
         self.asker, self.builder, self.answers, self.intake = asker, builder, answers, intake
         self._broken_machine = broken_machine
@@ -67,6 +71,13 @@ class Supply:
         self.offers: dict[str, deque[Candidate]] = {}
         """Handed in by others, by arm."""
         self.ready: deque[Ready] = deque()
+        self._foreseen = foreseen
+        self.num_beside = 0
+        """Builds under way that nobody has asked for yet."""
+        self._built: dict[str, Built] = {}
+        """Candidate id → what building it took, until its first order tells the log."""
+        self._beside = 0.0
+        """Core-seconds of builds that nobody had asked for, until the next order tells the log."""
         self.num_asking = self.num_building = self.num_telling = 0
         self._no_serving_for = ""
         """The incumbent for which no setting of the serving loop is left."""
@@ -83,7 +94,7 @@ class Supply:
     @property
     def is_idle(self) -> bool:
         """Nobody is thinking, building or learning."""
-        return not (self.num_asking or self.num_building or self.num_telling)
+        return not (self.num_asking or self.num_building or self.num_beside or self.num_telling)
 
     @property
     def is_empty(self) -> bool:
@@ -223,21 +234,45 @@ class Supply:
     def _submit(self, candidate: Candidate) -> None:
         self.num_building += 1
         self.session.view.activity("builder", candidate.label if candidate.parts else "")
-        self.answers.expect(self.builder.submit(candidate), lambda future: self._built(future, candidate))
+        self.answers.expect(self.builder.submit(candidate), lambda future: self._is_built(future, candidate))
 
-    def _built(self, future: Future[Failure | None], candidate: Candidate) -> None:
+    def build_beside(self) -> None:
+        """Beside a build that takes its time, one that is foreseen."""
+        beside = self._foreseen.next() if self._foreseen and not self.num_beside else None
+        if beside is not None:
+            self.num_beside += 1
+            self.answers.expect(beside, self._built_beside)
+
+    def _built_beside(self, future: Future[Built]) -> None:
+        """Whether it can be built is told when it is proposed."""
+        self.num_beside -= 1
+        try:
+            self._beside += future.result().core_seconds
+        except MachineError as error:
+            self._broken_machine("builder", error)
+
+    def take_cost(self, candidate_id: str) -> Built | None:
+        """What building the candidate took, for its order; with what was built beside it. None after the first order."""
+        built, beside = self._built.pop(candidate_id, None), self._beside
+        if built is None:
+            return None
+        self._beside = 0.0
+        return replace(built, core_seconds=built.core_seconds + beside)
+
+    def _is_built(self, future: Future[Built], candidate: Candidate) -> None:
         self.num_building -= 1
         self.session.view.activity("builder", "")
         try:
-            failure = future.result()
+            built = future.result()
         except MachineError as error:
             self._broken_machine("builder", error)
             self._submit(candidate)
             return
-        if failure is None:
+        if built.failure is None:
+            self._built[candidate.id] = built
             self.put(candidate)
         else:
-            self.tell(candidate, self.session.fail_build(candidate, self.incumbent, failure).attempt)
+            self.tell(candidate, self.session.fail_build(candidate, self.incumbent, built.failure, built).attempt)
 
     def _learning(self, future: Future[Answer]) -> None:
         self.num_telling += 1

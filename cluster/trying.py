@@ -53,7 +53,7 @@ class Tried:
 
 
 def make_wanted(path: str | None, settings: Sequence[str], params: Sequence[str], dtype: str) -> Candidate:
-    """The candidate that a person means: a part or candidate folder, with settings on top. Raises InputError."""
+    """The candidate that a person means: a part or candidate folder, or a built-in part's name, with settings on top. Raises InputError."""
     bound = dict(check_pair(text) for text in settings)
     if path is None:
         if params:
@@ -115,10 +115,10 @@ def try_candidate(running: Running, candidate: Candidate, against: Candidate) ->
         session.keep(candidate)
         session.journal.propose(Proposal(candidate=candidate, proposer="person", parents=(against.id,)))
         session.view.activity("builder", candidate.label)
-        failure = machines.builder.submit(candidate).result()
+        built = machines.builder.submit(candidate).result()
         session.view.activity("builder", "")
-        if failure is not None:
-            row = session.fail_build(candidate, against, failure)
+        if built.failure is not None:
+            row = session.fail_build(candidate, against, built.failure)
             return _tried(running, candidate, against, [row.attempt], {})
         tier, purpose = lowest_tier(candidate, against), _purpose(session, candidate, against)
         order = session.order(session.engines[0], against, candidate, tier, purpose)

@@ -1,7 +1,7 @@
-"""Everything that a candidate needs before an engine can install it: compiled libraries and derived weights, as files.
+"""Everything that a candidate needs before an engine can install it, as files: compiled libraries, derived weights, generated code.
 
     Candidate ──each part──► native files ──compiler──► libraries       }
-                         └─► claimed slots of each cut ──worker──► derived weights }──► BuiltCandidate
+                         └─► claimed slots of each cut ──worker──► derived weights }──► BuiltCandidate ──worker──► torch.compile's, Triton's code
 
 Nothing of a candidate runs in this process. A candidate's fault raises CandidateFailed (kind build, or timeout at the deadline);
 what the machine lacks raises MachineError. What is not here: loading any of it (`engines.judge.install`, the keeper, a child).
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from engines.build_compile import CompileSetup, compile_ahead, find, needs_compiling
 from engines.build_derived import derive_weights, derives_weights
 from engines.build_native import ALLOWED_FLAGS, Compiler, build_native, find_compiler
 from engines.build_run import build_failed
@@ -101,11 +102,14 @@ class CandidateBuilder:
         slots: SlotTable | None = None,
         cache_dir: Path | str | None = None,
         threads: int = 1,
+        setup: CompileSetup | None = None,
     ) -> None:
-        """Without a slot table, slots are the modules that have weights, which are all that can derive any."""
+        """Without a slot table, slots are the modules that have weights, which are all that can derive any. Without a `setup` no code
+        is compiled ahead: the engine's children compile what they run."""
         self._model, self._cuts = model, tuple(tuple(cut) for cut in cuts)
         self._slots: SlotTable | tuple[str, ...] = slots or module_names(model)
-        self._cache_dir, self._threads = cache_dir, threads
+        self._cache_dir, self._threads, self._setup = cache_dir, threads, setup
+        self._shallowest = min(range(len(self._cuts)), key=lambda index: len(self._cuts[index]))
 
     def __call__(self, candidate: Candidate, seconds: float) -> tuple[PartFiles, ...]:
         """Files, one entry a part. Raises CandidateFailed."""
@@ -122,6 +126,27 @@ class CandidateBuilder:
             threads=self._threads,
             deadline_seconds=deadline_seconds,
         )
+
+    def compile_ahead(self, candidate: Candidate, files: Sequence[PartFiles], deadline_seconds: float) -> Path | None:
+        """Have inductor and Triton run for the candidate, whose `files` are built, in a process of its own. The folder of what they
+        made; None where neither would run. Raises CandidateFailed."""
+        if self._setup is None or not needs_compiling(candidate, self._setup.device):
+            return None
+        return compile_ahead(
+            candidate,
+            self._setup,
+            self._cuts[self._shallowest],
+            files,
+            cut_index=self._shallowest,
+            cache_dir=self._cache_dir,
+            deadline_seconds=deadline_seconds,
+        )
+
+    def compiled(self, candidate: Candidate) -> Path | None:
+        """What `compile_ahead` made before, every byte as it was hashed; None where there is nothing."""
+        if self._setup is None or not needs_compiling(candidate, self._setup.device):
+            return None
+        return find(candidate, self._setup, self._cuts[self._shallowest], cache_dir=self._cache_dir)
 
 
 def module_names(model: ModelRef) -> tuple[str, ...]:

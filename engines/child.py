@@ -138,7 +138,8 @@ class _Server:
 
     def _install(self, message: Message) -> Reply:
         body = message.body
-        artefacts = Artefacts(native=tuple(body["native"]), derived=_derived(body["derived"], message.fds))
+        derived = _derived(body["derived"], message.fds)
+        artefacts = Artefacts(native=tuple(body["native"]), derived=derived, compiled=body["compiled"])
         candidate = from_plain(Candidate, body["candidate"])
         return self._program.install(body["side"], candidate, artefacts, body["cut"]), []
 

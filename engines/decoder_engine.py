@@ -32,7 +32,7 @@ from engines.stable import Recipe, Stable, machine_fault
 from engines.threading_env import environment_record, usable_cores
 from hotpass.errors import EngineDied, InputError
 from hotpass.records.candidate import Candidate
-from hotpass.records.deployment import Deployment
+from hotpass.records.deployment import Deployment, ModelRef
 from hotpass.records.measurement import (
     Agreement,
     Assignment,
@@ -300,7 +300,7 @@ class DecoderEngine:
         model = deployment.model
         family = json.loads((Path(model.folder) / "config.json").read_text()).get("model_type", "")
         device = self._device or deployment.hardware.device
-        context = self._serving_context or min(2048, model.max_context)
+        context = self._serving_context or served_context(model)
         return Recipe(
             program=self._program,
             preload=(),
@@ -370,3 +370,8 @@ def default_limits(device: str) -> ChildLimits:
 
 def _soon() -> float:
     return time.monotonic() + CALL_SECONDS
+def served_context(model: ModelRef) -> int:
+    """Longest sequence that an engine serves unless it is told another."""
+    return min(2048, model.max_context)
+
+

@@ -93,6 +93,8 @@ class Artefacts:
     """Library name → path of a shared library."""
     derived: tuple[Mapping[str, Mapping[str, torch.Tensor]], ...] = ()
     """Concrete slot → name → derived tensor (read-only views of the keeper's memory)."""
+    compiled: str = ""
+    """Folder of what compilers made of the candidate, read-only (`engines.compile_cache`); empty: the child compiles by itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from hotpass.canonical import canonical_json
 from hotpass.parts import declaration
-from hotpass.records.candidate import Candidate, Numerics, PartSource
+from hotpass.records.candidate import Candidate, Numerics, PartSource, Reload
 from hotpass.records.deployment import Deployment
 from hotpass.records.measurement import Tier
 from search.catalogue import applicable
@@ -89,22 +89,21 @@ def screening(space: Space, within: Candidate) -> list[Step]:
 def needs_building(
     parts: Sequence[PartSource], deployment: Deployment, *, allowed: Numerics, compiler: bool
 ) -> list[Candidate]:
-    """What screening will ask for first, as far as that is known before an engine has said what slots it has: each applicable
-    part of the whole model with sources to compile, alone and with its defaults."""
+    """What screening will ask for, as far as that is known before an engine has said what slots it has: each applicable part with
+    sources to compile or weights to derive, alone and with its defaults. Those of the whole model first, since screening begins with
+    them, and of these those to compile."""
     found = []
     for source in parts:
         declared = declaration(source)
-        if (
-            declared.claims != (WHOLE_MODEL,)
-            or not declared.native
-            or applicable(source, deployment, compiler=compiler)
-        ):
+        is_made = declared.native or declared.reload is Reload.REWEIGHT
+        if not is_made or applicable(source, deployment, compiler=compiler):
             continue
         use = declared.bind(source)
         numerics = declared.numerics_of(use.params, deployment.model.dtype)
         if numerics.rank <= allowed.rank:
-            found.append(Candidate(parts=(use,), numerics=numerics))
-    return found
+            order = (declared.claims != (WHOLE_MODEL,), not declared.native)
+            found.append((order, Candidate(parts=(use,), numerics=numerics)))
+    return [candidate for _, candidate in sorted(found, key=lambda pair: pair[0])]
 
 
 def neighbours(space: Space, within: Candidate) -> list[Step]:

@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from cluster.live import clock_text
+from cluster.plan import may_build_ahead
 from cluster.predicting import shown
 from cluster.report import charts
 from cluster.report.board import board_section, llm_section
@@ -351,7 +352,22 @@ def _reloads(data: ReportData) -> str:
     ]  # fmt: skip
     return (
         "<h2>Reloads</h2><p class=lead>What putting candidates on and taking them off cost, by what the reload turned out to be: medians over attempts, "
-        "and their sum. Builders' work is not in it.</p>" + _table(head, rows)
+        "and their sum. Builders' work is not in it.</p>" + _table(head, rows) + _builders(data)
+    )
+
+
+def _builders(data: ReportData) -> str:
+    """What building cost, and whether an engine could measure meanwhile."""
+    state = data.state
+    beside = may_build_ahead(data.plan)
+    return (
+        f"<p class=lead>Builders took {state.build_core_seconds:.0f} core-seconds in {state.build_seconds:.0f} s of builds. "
+        + (
+            "They worked beside measurements, on cores of their own.</p>"
+            if beside
+            else "On this machine a compiler would disturb what is measured: builders stood still during measurements, and engines waited for what "
+            "was not built while they were loading, so building ahead gained a factor of 1.</p>"
+        )
     )
 
 

@@ -47,6 +47,7 @@ class StepState:
         self.calls = 0
         """Attention calls since the last `begin`."""
         self.handle = next(_handles)
+        """Its name for the compiled operator."""
         self.device_lengths = False
         """Read lengths from the batch's tensors only, never from its host-side copies: what a captured graph needs."""
         self._groups: list[tuple[int, int, int, int]] | None = None
@@ -60,9 +61,10 @@ class StepState:
                 layer: int = module.layer_idx  # type: ignore[assignment]
                 module.__dict__["hotpass_keys"] = self.kv.keys(layer)
                 module.__dict__["hotpass_values"] = self.kv.values(layer)
-                module.__dict__["hotpass_handle"] = self.handle
 
     def begin(self, batch: Batch) -> None:
+        global _running
+        _running = self.handle
         self.batch = batch
         self.serial += 1
         self.calls = 0
@@ -111,7 +113,7 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if torch.compiler.is_compiling():
         keys, values = module.hotpass_keys, module.hotpass_values
-        return torch.ops.hotpass.attend(query, key, value, keys, values, scale, module.hotpass_handle), None
+        return torch.ops.hotpass.attend(query, key, value, keys, values, scale), None
     step: StepState = module.hotpass_step  # type: ignore[assignment]
     layer: int = module.layer_idx  # type: ignore[assignment]
     keys, values = step.kv.keys(layer), step.kv.values(layer)
@@ -213,6 +215,8 @@ def _attend_sequence(
 
 _STEPS: weakref.WeakValueDictionary[int, StepState] = weakref.WeakValueDictionary()
 """Handle → step: how the compiled operator, which takes numbers and tensors only, finds its side."""
+_running = -1
+"""Handle of the step that began last. A handle in the graph would make the code of every side and cut another one, compiled anew."""
 
 
 # The pool is written by the operator but not declared as mutated: nothing else in the graph reads it, and declaring it would make
@@ -225,9 +229,8 @@ def _attend_op(
     keys: torch.Tensor,
     values: torch.Tensor,
     scale: float,
-    handle: int,
 ) -> torch.Tensor:
-    return attend_slots(query, key, value, keys, values, scale, _STEPS[handle]).contiguous()
+    return attend_slots(query, key, value, keys, values, scale, _STEPS[_running]).contiguous()
 
 
 @_attend_op.register_fake
@@ -238,7 +241,6 @@ def _(
     keys: torch.Tensor,
     values: torch.Tensor,
     scale: float,
-    handle: int,
 ) -> torch.Tensor:
     return query.new_empty((1, query.shape[2], query.shape[1], query.shape[3]))
 

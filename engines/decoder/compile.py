@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import sys
-import tempfile
 import types
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
+from engines.compile_cache import cache_folder, linked, variables
 from engines.decoder.side import DecoderSide
 
-CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
 _serial = itertools.count()
 
 
@@ -32,10 +32,11 @@ def compile_count() -> int:
     return int(frames) + _triton_kernels()
 
 
-def cache_folder(candidate_id: str) -> Path:
-    """Where a candidate's compiled code lies: under HOTPASS_COMPILE_CACHE, else in this user's temporary folder."""
-    root = os.environ.get("HOTPASS_COMPILE_CACHE") or f"{tempfile.gettempdir()}/hotpass-{os.getuid()}/compile"
-    return Path(root) / candidate_id[:16]
+def graphs_compiled() -> int:
+    """Graphs for which inductor generated code in this process, since no cache had it; grows, never falls."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    counts = dynamo.counters["inductor"] if dynamo is not None else {}
+    return int(counts.get("fxgraph_cache_miss", 0)) + int(counts.get("fxgraph_cache_bypass", 0))
 
 
 def compile_layers(side: DecoderSide, mode: str, claimed: frozenset[str], undo: ExitStack) -> int:
@@ -46,11 +47,13 @@ def compile_layers(side: DecoderSide, mode: str, claimed: frozenset[str], undo: 
 
 def compile_in_this_thread() -> None:
     """No worker processes, and no thread that stays: the progress bar of a first compile would leave its monitor running, which is a
-    thread that no candidate started and every proof of a clean engine would find."""
+    thread that no candidate started and every proof of a clean engine would find. Nor are headers precompiled: that takes longer than the
+    few kernels of a layer gain by it, and is done again wherever the code itself is found made."""
     import torch._inductor.config as inductor
     import tqdm  # type: ignore[import-untyped]
 
     inductor.compile_threads = 1
+    inductor.cpp_cache_precompile_headers = False
     tqdm.tqdm.monitor_interval = 0
 
 
@@ -93,11 +96,15 @@ def _own_code(kind: type) -> Callable[..., Any]:
     return copy
 
 
-def use_cache(side: DecoderSide, candidate_id: str, undo: ExitStack) -> None:
-    """From now on whatever this side compiles goes into its candidate's own folder (made when something does)."""
-    folder = cache_folder(candidate_id)
-    before = {name: os.environ.get(name) for name in CACHE_VARIABLES}
-    side.environment = {name: str(folder / name.split("_")[0].lower()) for name in CACHE_VARIABLES}
+def use_cache(side: DecoderSide, candidate_id: str, compiled: str, undo: ExitStack) -> None:
+    """From now on whatever this side compiles is looked for in its candidate's own folder, and goes there (made when something does).
+
+    `compiled`: a folder that a builder filled for the candidate, or empty."""
+    folder = linked(Path(compiled)) if compiled else cache_folder(candidate_id)
+    if compiled:
+        undo.callback(shutil.rmtree, folder, ignore_errors=True)
+    side.environment = variables(folder)
+    before = {name: os.environ.get(name) for name in side.environment}
 
     def restore() -> None:
         side.environment = {}

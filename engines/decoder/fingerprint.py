@@ -17,7 +17,7 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from engines.decoder.compile import CACHE_VARIABLES
+from engines.compile_cache import CACHE_VARIABLES
 from hotpass.canonical import content_hash
 
 WATCHED_TENSOR_METHODS = (

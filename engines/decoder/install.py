@@ -85,6 +85,7 @@ class Gate:
             )
             self._serial = step.serial
         return self._open
+        known = compiling.graphs_compiled()
 
 
 def install(
@@ -102,7 +103,7 @@ def install(
         actual = _apply_settings(side, settings, make_pool, undo)
         watch.lap("kv")
         if candidate.parts or settings["compile_mode"] != "none":
-            compiling.use_cache(side, candidate.id, undo)
+            compiling.use_cache(side, candidate.id, artefacts.compiled, undo)
         counts = {slot: 0 for slots in claimed for slot in slots}
         if candidate != AS_LOADED:
             side.installed = Installed(candidate=candidate, undo=undo, counts=counts)
@@ -112,8 +113,9 @@ def install(
         if settings["compile_mode"] != "none":
             compiling.compile_layers(side, str(settings["compile_mode"]), frozenset(counts), undo)
         warm_up(side)
-        # What is to be compiled compiles when it first runs.
-        watch.lap("warm-up" if settings["compile_mode"] == "none" else "compile")
+        # What is to be compiled compiles when it first runs, unless a builder did it before.
+        by_builder = artefacts.compiled and compiling.graphs_compiled() == known
+        watch.lap("warm-up" if settings["compile_mode"] == "none" or by_builder else "compile")
         if settings["cuda_graphs"]:
             capture_rows(side, undo)
             watch.lap("capture")

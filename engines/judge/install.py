@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from engines.client import Child
 from engines.judge.rounds import Place
@@ -36,6 +36,15 @@ Builder = Callable[[Candidate, float], Sequence[PartFiles]]
 """(candidate, seconds left) → files, one entry a part in the candidate's order. Raises CandidateFailed."""
 
 
+@runtime_checkable
+class FindsCompiled(Protocol):
+    """A builder that also knows where compiled code of candidates lies."""
+
+    def compiled(self, candidate: Candidate) -> Path | None:
+        """The folder of what was compiled ahead for the candidate, checked now; None where nothing was, or nothing needs to be."""
+        ...
+
+
 class Installer:
     """Puts candidates onto sides of children of one engine."""
 
@@ -52,6 +61,7 @@ class Installer:
             return self._as_loaded(child, side, places, deadline)
         start = time.perf_counter()
         files = self._files(candidate, deadline)
+        compiled = self._builder.compiled(candidate) if isinstance(self._builder, FindsCompiled) else None
         built_ms = (time.perf_counter() - start) * 1e3
         reports = []
         for cut in sorted({cut for cut, _ in places}):
@@ -63,6 +73,7 @@ class Installer:
                 "cut": cut,
                 "native": native,
                 "derived": derived,
+                "compiled": str(compiled or ""),
             }
             reports.append(child.call_record("install", body, ReloadReport, deadline=deadline, fds=fds))
         child.installed[side.value] = candidate.id

@@ -80,7 +80,7 @@ def test_an_unknown_engine_is_refused(deployment: Deployment) -> None:
 
 def test_the_fake_builder_has_nothing_to_build(deployment: Deployment) -> None:
     builder = BuilderServer(SPEC, deployment, 10.0)
-    assert builder.build(Candidate(parts=(PartUse(source=part("a", "mlp")),))) is None
+    assert builder.build(Candidate(parts=(PartUse(source=part("a", "mlp")),))).failure is None
     assert builder.has_compiler()
 
 
