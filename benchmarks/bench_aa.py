@@ -6,7 +6,8 @@ A/A: a copy of the deployment as loaded against another copy under another id, p
 tenth time. The test is designed at 2 % (`Stopping.alpha`), so at most 9 claims in 200 are expected in all but 1 of 100 runs. Planted: a
 copy whose steps take 1.05 times as long, half of them as the candidate and half as the incumbent of a plain copy; rounds go on until the
 interval is ±2 %, which finds 5 % with more than 97 % power (`hotpass.stats.rounds_for` says in how many). Everything takes the way of a
-campaign: `measure`, then `judge` by the default policy; what that rejects is counted apart. Lines on stderr; one JSON line last on stdout.
+campaign: `measure`, then `judge` by the default policy; what that rejects is counted apart. Lines on stderr; one JSON line last on stdout,
+and one after every ten comparisons (`partial: true`), so that a run cut short has said what it found.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from verification.verdict import judge
 
 EFFECT, POWER = 1.05, 0.97
 NEW_CHILD_EVERY = 10
+TOLD_EVERY = 10
 A_A = Stopping(max_rounds=24)
 PLANTED = Stopping(max_rounds=120)
 
@@ -51,11 +53,17 @@ class Tally:
     sigmas: list[float] = field(default_factory=list)
     """Standard deviation of the rounds of a comparison."""
     speedups: list[float] = field(default_factory=list)
+    right: int = 0
+    """How many had the verdict that was planted."""
+
+    @property
+    def count(self) -> int:
+        return len(self.seconds)
 
     def as_json(self) -> dict[str, Any]:
         return {
             "verdicts": dict(self.verdicts),
-            "median_seconds": statistics.median(self.seconds),
+            "median_seconds": statistics.median(self.seconds) if self.seconds else None,
             "median_rounds": statistics.median(self.rounds) if self.rounds else None,
             "median_sigma": statistics.median(self.sigmas) if self.sigmas else None,
             "median_speedup": statistics.median(self.speedups) if self.speedups else None,
@@ -103,36 +111,45 @@ class Comparisons:
 
 def main() -> None:
     options = _arguments()
+    same, planted = Tally(), Tally()
     with engine_at_hand((DECODE_1, DECODE_8), small=options.small) as (engine, deployment):
         comparisons = Comparisons(engine, deployment)
-        same = Tally()
         for number in range(options.rounds):
             if number % NEW_CHILD_EVERY == NEW_CHILD_EVERY - 1:
                 engine.renew()
             comparisons.compare(same, copy(0), copy(1 + number), A_A)
-            _progress("A/A", number + 1, options.rounds, same)
-        planted, right = Tally(), 0
+            _progress("A/A", number + 1, options, same, planted)
         for number, (incumbent, candidate, expected) in enumerate(_planted(options.planted)):
-            right += comparisons.compare(planted, incumbent, candidate, PLANTED).verdict is expected
-            _progress("planted", number + 1, options.planted, planted)
-    sigma = statistics.median(planted.sigmas or same.sigmas)
+            planted.right += comparisons.compare(planted, incumbent, candidate, PLANTED).verdict is expected
+            _progress("planted", number + 1, options, same, planted)
+    _print_line(options, same, planted, partial=False)
+
+
+def _print_line(options: argparse.Namespace, same: Tally, planted: Tally, *, partial: bool) -> None:
+    """What is known now. Goals are held against what was done so far."""
+    sigmas = planted.sigmas or same.sigmas
     claims = same.verdicts[Verdict.FASTER] + same.verdicts[Verdict.SLOWER]
     line = {
         "bench": "aa",
         "small": options.small,
-        "comparisons": options.rounds,
+        "partial": partial,
+        "comparisons": same.count,
+        "of_comparisons": options.rounds,
         "claims": claims,
         "aa": same.as_json(),
-        "planted": options.planted,
-        "right": right,
+        "planted": planted.count,
+        "of_planted": options.planted,
+        "right": planted.right,
         "planted_effect": planted.as_json(),
-        "rounds_for_5_percent_at_97": rounds_for(math.log(EFFECT), sigma, PLANTED.alpha, POWER),
+        "rounds_for_5_percent_at_97": rounds_for(math.log(EFFECT), statistics.median(sigmas), PLANTED.alpha, POWER)
+        if sigmas
+        else None,
         "goals": {
-            "claims <= 9 of 200": claims <= 0.045 * options.rounds,
-            "right >= 45 of 50": right >= 0.9 * options.planted,
+            "claims <= 9 of 200": claims <= 0.045 * same.count if same.count else None,
+            "right >= 45 of 50": planted.right >= 0.9 * planted.count if planted.count else None,
         },
     }
-    print(json.dumps(json_safe(line)))
+    print(json.dumps(json_safe(line)), flush=True)
 
 
 def _planted(count: int) -> Iterator[tuple[Candidate, Candidate, Verdict]]:
@@ -152,10 +169,12 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _progress(what: str, done: int, total: int, tally: Tally) -> None:
-    if done % 10 == 0 or done == total:
+def _progress(what: str, done: int, options: argparse.Namespace, same: Tally, planted: Tally) -> None:
+    total, tally = (options.planted, planted) if what == "planted" else (options.rounds, same)
+    if done % TOLD_EVERY == 0 or done == total:
         median = statistics.median(tally.seconds)
         _say(f"{what} {done} of {total}: {dict(tally.verdicts)}, {median:.1f} s each (median)")
+        _print_line(options, same, planted, partial=True)
 
 
 def _say(text: str) -> None:

@@ -5,7 +5,8 @@
 Twenty candidates are put on in turn, answer two tokens, and are taken off, a thousand times in one child. After each reload: memory that
 is the child's own, descriptors and threads of the child, the keeper, the zygote and this process, read from /proc. The slope is Theil and
 Sen's (the median of slopes between pairs), so that one allocation does not make it, over all reloads but the first tenth, in which
-allocators and caches fill. Lines on stderr; one JSON line last on stdout.
+allocators and caches fill. Lines on stderr; one JSON line last on stdout, and one after every tenth of the reloads (`partial: true`), so
+that a run cut short has said what it found.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,28 +51,34 @@ class Use:
 def main() -> None:
     options = _arguments()
     with engine_at_hand((DECODE_1,), small=options.small) as (engine, deployment):
-        candidates = _candidates(deployment.model.dtype)
-        taken = _reload(engine, candidates, options.rounds)
+        taken = _reload(engine, _candidates(deployment.model.dtype), options)
+    _print_line(options, taken, partial=False)
+
+
+def _print_line(options: argparse.Namespace, taken: Mapping[str, Sequence[Use]], *, partial: bool) -> None:
+    """What is known now."""
+    processes = {name: _figures(uses) for name, uses in taken.items()}
+    flat = all(found[f"{what}_grown"] <= 0 for found in processes.values() for what in ("descriptors", "threads"))
     line = {
         "bench": "leaks",
         "small": options.small,
-        "reloads": options.rounds,
-        "candidates": len(candidates),
-        "processes": {name: _figures(uses) for name, uses in taken.items()},
+        "partial": partial,
+        "reloads": len(taken["child"]),
+        "of_reloads": options.rounds,
+        "candidates": NUM_CANDIDATES,
+        "processes": processes,
+        "goals": {
+            f"slope < {GOAL_MB_A_RELOAD} MB a reload": processes["child"]["slope_mb_a_reload"] < GOAL_MB_A_RELOAD,
+            "descriptors and threads flat": flat,
+        },
     }
-    child = line["processes"]["child"]  # type: ignore[index]
-    flat = all(
-        found[f"{what}_grown"] <= 0 for found in line["processes"].values() for what in ("descriptors", "threads")
-    )  # type: ignore[attr-defined]
-    line["goals"] = {
-        f"slope < {GOAL_MB_A_RELOAD} MB a reload": child["slope_mb_a_reload"] < GOAL_MB_A_RELOAD,
-        "descriptors and threads flat": flat,
-    }
-    print(json.dumps(json_safe(line)))
+    print(json.dumps(json_safe(line)), flush=True)
 
 
-def _reload(engine: DecoderEngine, candidates: Sequence[Candidate], rounds: int) -> dict[str, list[Use]]:
-    stable = engine._loaded
+def _reload(
+    engine: DecoderEngine, candidates: Sequence[Candidate], options: argparse.Namespace
+) -> dict[str, list[Use]]:
+    stable, rounds = engine._loaded, options.rounds
     child = stable.pair().child.pid
     pids = {"child": child, "keeper": stable.keeper.pid, "zygote": stable.zygote.pid, "judge": os.getpid()}
     taken: dict[str, list[Use]] = {name: [] for name in pids}
@@ -86,6 +93,7 @@ def _reload(engine: DecoderEngine, candidates: Sequence[Candidate], rounds: int)
         if (number + 1) % max(1, rounds // 10) == 0:
             now = taken["child"][-1]
             _say(f"{number + 1} reloads: {now.own_mb:.1f} MB, {now.descriptors} descriptors, {now.threads} threads")
+            _print_line(options, taken, partial=True)
     return taken
 
 

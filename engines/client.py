@@ -118,6 +118,14 @@ class Child:
         except OSError:
             return 0
 
+    def ran_seconds(self) -> float | None:
+        """CPU time of its main thread, which runs the program, by the kernel's count; None where the kernel does not tell."""
+        try:
+            with open(f"/proc/{self.pid}/schedstat", encoding="ascii") as file:
+                return int(file.read().split()[0]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return None
+
     def kill(self) -> None:
         """End it now, whatever it does."""
         if self.alive:

@@ -193,6 +193,7 @@ class FakeEngine:
             engine=self.name,
             epoch="fake",
             environment=Environment(hardware_id="fake", threads=1, thread_env={}, versions={"engine": "fake"}),
+            pairing=assignment.pairing,
             blocks=tuple(blocks),
             replays=tuple(replays),
             checks=() if failure else tuple(self._check(assignment, row) for row in assignment.rows),

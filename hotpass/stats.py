@@ -222,6 +222,18 @@ def normal_quantile(p: float) -> float:
     return NormalDist().inv_cdf(p)
 
 
+def student_quantile(p: float, freedom: int) -> float:
+    """Of Student's t with so many degrees of freedom, by its expansion about the normal's (Abramowitz & Stegun 26.7.5): from four
+    degrees on within 2 % at p = 0.99, below that too small."""
+    z, n = normal_quantile(p), float(freedom)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum(term / n**power for power, term in enumerate(terms, start=1))
+
+
 def simulate_decisions(
     draw: Callable[[np.random.Generator], float], stopping: Stopping, repeats: int, seed: int
 ) -> dict[str, int]:

@@ -156,10 +156,23 @@ def _lossy(checks: Sequence[OutputCheck], policy: Policy) -> Finding:
             ok=False,
             evidence=f"{found['decided_agreement']:.3f} of decided greedy tokens agree, the limit is {policy.lossy_clear_agreement:g}",
         )
+    near = _near(checks)
+    if not near >= policy.lossy_clear_agreement:
+        return Finding(
+            ok=False,
+            evidence=f"{near:.3f} of greedy tokens are the reference's or nearly as good to it, the limit is {policy.lossy_clear_agreement:g}",
+        )
     return Finding(
         ok=True,
         evidence=f"mean KL {found['kl_mean']:.2g} nats, {found['decided_agreement']:.3f} of decided tokens agree",
     )
+
+
+def _near(checks: Sequence[OutputCheck]) -> float:
+    """Share of positions with a token that the reference all but chose: where a near tie may go either way, it may go no other way."""
+    counted = [check for check in checks if check.argmax_near is not None]
+    positions = sum(check.positions for check in counted)
+    return sum(check.argmax_near or 0 for check in counted) / positions if positions else 1.0
 
 
 def _finite(check: OutputCheck) -> bool:

@@ -22,14 +22,13 @@ class Policy:
     lossy_kl: float = 0.02
     """Lossy: mean KL divergence to the reference allowed, nats."""
     lossy_clear_agreement: float = 0.98
-    """Lossy: share of decided greedy tokens that must agree (`OutputCheck.argmax_decided`: by a tenth of the logits' scale)."""
+    """Lossy: share of decided greedy tokens that must agree (`OutputCheck.argmax_decided`: by a tenth of the logits' scale), and of all
+    greedy tokens that must be the reference's best or within that tenth of it."""
     lossy_row_relative: float = 0.5
     """Lossy: the worst row's root mean square difference allowed, relative to the logits' root mean square."""
     disturbed_margin: float = 0.05
-    """An incumbent slower beside the candidate than beside itself by more than this (and three noise floors) is disturbed."""
-    disturbed_support: float = 0.8
-    """… and, but for a cold measurement, when at least so many pairs of windows say so (`MeasureResult.disturbed_support`): an unsteady machine gives about a half,
-    a candidate that is in the way nearly all."""
+    """An incumbent slower beside the candidate than beside itself by more than this (and three noise floors) is disturbed; in the search
+    only where the noise of undisturbed windows does not explain it (`MeasureResult.disturbed_low`)."""
     clock_low: float = 0.5
     clock_high: float = 1.02
     """Child's time over the judge's must lie between: the message costs a little, and time cannot be negative. The lower one is of what

@@ -11,7 +11,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from hotpass.records.candidate import AS_LOADED, Candidate, Numerics
-from hotpass.records.measurement import Attempt, FailureKind, MeasuredBlock, MeasureResult, Purpose, Tier, Verdict
+from hotpass.records.measurement import (
+    Attempt,
+    FailureKind,
+    MeasuredBlock,
+    MeasureResult,
+    Purpose,
+    Side,
+    Tier,
+    Verdict,
+)
 from hotpass.records.shapes import ShapeTable
 from hotpass.stats import SequentialTest, speedup_of_replays
 from verification.handover import wrong_for_others
@@ -36,6 +45,7 @@ def judge(
     """The attempt that a result amounts to. `floors_ms` maps `ShapeRow.key` to the physical floor of a step of the whole model, ms."""
     rejected = (
         _failed(result)
+        or _understated(result)
         or _forbidden(result.assignment.candidate, policy)
         or _incorrect(result, band, policy)
         or _never_ran(result)
@@ -57,6 +67,14 @@ def _failed(result: MeasureResult) -> tuple[Verdict, str] | None:
     if result.failure.kind is FailureKind.DISTURBED:
         return Verdict.INVALID, f"{DISTURBED}: {result.failure.message}"
     return Verdict.FAILED, f"{result.failure.kind}: {result.failure.message}"
+
+
+def _understated(result: MeasureResult) -> tuple[Verdict, str] | None:
+    """A scheduler that believed the declaration would have put the candidate where its reload does harm."""
+    for report in result.reloads:
+        if report.side is Side.CANDIDATE and report.understated:
+            return Verdict.INVALID, f"its reload is declared {report.declared} and needs {report.actual}"
+    return None
 
 
 def _forbidden(candidate: Candidate, policy: Policy) -> tuple[Verdict, str] | None:
@@ -135,10 +153,9 @@ def _left_behind(result: MeasureResult) -> tuple[Verdict, str] | None:
 def _disturbed(result: MeasureResult, policy: Policy) -> tuple[Verdict, str] | None:
     limit = 1 + max(policy.disturbed_margin, 3 * result.noise_floor)
     # A/A has the incumbent on both sides: a difference is the machine's noise, which its interval shows.
-    # The search may put a slow incumbent down to an unsteady machine. What is claimed may not: a candidate that is in the way now
-    # and then would pass for faster.
+    # The search may put a slow incumbent down to an unsteady machine. What is claimed may not: it would be claimed too large.
     claimed = result.assignment.purpose is Purpose.COLD
-    unsteady = not claimed and result.disturbed_support < policy.disturbed_support
+    unsteady = not claimed and result.disturbed_low is not None and result.disturbed_low <= 1.0
     if result.incumbent_disturbed <= limit or unsteady or result.assignment.purpose is Purpose.AA:
         return None
     return (

@@ -44,6 +44,10 @@ class KvPool:
     def values(self, layer: int) -> torch.Tensor:
         return self._values[layer]
 
+    def memory(self) -> tuple[object, ...]:
+        """What the pool is made of: type and address of every tensor. The same for its life."""
+        return tuple((tensor.dtype, tensor.data_ptr()) for tensor in (*self._keys, *self._values))
+
     def poison(self, slots: Sequence[int]) -> None:
         """NaN in whole slots: what nobody may read any more."""
         for tensor in (*self._keys, *self._values):

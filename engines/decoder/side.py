@@ -52,6 +52,8 @@ class DecoderSide:
         self.name = name
         self.net = net
         self.kv = kv
+        self.kv_memory = kv.memory()
+        """That of the pool that the engine gave it."""
         self.plan = plan
         self.own = own
         """Set when the tree runs with transformers' own cache."""
@@ -80,7 +82,12 @@ class DecoderSide:
 
     def structure(self) -> Facts:
         """What the side is made of: as loaded it is the same for its life."""
-        return (self.forward == self.as_loaded, *self._structure.facts())
+        return (self.forward == self.as_loaded, self.keeps_its_kv, *self._structure.facts())
+
+    @property
+    def keeps_its_kv(self) -> bool:
+        """Whether its KV is still the pool, and in the memory, that the engine gave it."""
+        return self.step.kv is self.kv and self.kv.memory() == self.kv_memory
 
     def activate(self) -> None:
         """Make this process-wide state the side's: threads, and the environment of its candidate."""
@@ -138,7 +145,7 @@ class DecoderSide:
 
     def replace_kv(self, kv: KvPool) -> None:
         """Another pool; contexts must be loaded again."""
-        self.kv = kv
+        self.kv, self.kv_memory = kv, kv.memory()
         self.step.kv = kv
 
     def load_contexts(self, row: int, contexts: Sequence[torch.Tensor]) -> None:

@@ -23,7 +23,7 @@ from hotpass import part
     engine="decoder",
     claims=["{claim}"],{replaces}{keeps}
     domain="True",
-    numerics="tolerance",
+    numerics="tolerance",{reload}
 )
 class Start:
     """Say here why this should be faster than the reference, and on which shapes it will not be."""
@@ -201,6 +201,7 @@ def part_template(net: Net, slot: str) -> str:
         claim=slot if layer is None else with_layer(slot, 0).replace(".0", ".*", 1),
         replaces=f'\n    replaces="{stands_for}",' if stands_for else "",
         keeps=f"\n    keeps={list(keeps)},".replace("'", '"') if keeps else "",
+        reload='\n    reload="reweight",' if "def weights(" in body else "",
     )
     text = head + body + functions
     if body is _REFERENCE:

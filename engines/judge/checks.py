@@ -45,6 +45,7 @@ def check_outputs(row: ShapeRow, against: str, got: np.ndarray, want: np.ndarray
         kl_mean=sums.kl / sums.positions,
         argmax_decided=sums.decided,
         argmax_decided_agree=sums.decided_agree,
+        argmax_near=sums.near,
     )
 
 
@@ -81,7 +82,7 @@ class _Sums:
 
     def __init__(self) -> None:
         self.positions = self.values = self.agree = self.clear = self.clear_agree = 0
-        self.decided = self.decided_agree = 0
+        self.decided = self.decided_agree = self.near = 0
         self.max_abs = self.squares = self.reference_squares = self.worst_row_rms = self.kl = 0.0
         self.bit_equal = True
 
@@ -105,7 +106,8 @@ class _Sums:
         self.kl += float(_kl(wide_want, wide_got).sum())
 
     def _add_greedy(self, got: np.ndarray, want: np.ndarray, noise_abs: float, scale: np.ndarray) -> None:
-        agree = got.argmax(axis=1) == want.argmax(axis=1)
+        chosen = got.argmax(axis=1)
+        agree = chosen == want.argmax(axis=1)
         top = np.partition(want, -2, axis=1)[:, -2:]
         margin = top[:, 1] - top[:, 0]
         clear, decided = margin > 2 * noise_abs, margin > DECIDED_MARGIN * scale
@@ -114,6 +116,8 @@ class _Sums:
         self.clear_agree += int((agree & clear).sum())
         self.decided += int(decided.sum())
         self.decided_agree += int((agree & decided).sum())
+        regret = top[:, 1] - want[np.arange(len(want)), chosen]
+        self.near += int((regret <= DECIDED_MARGIN * scale).sum())
 
 
 def _kl(want: np.ndarray, got: np.ndarray) -> np.ndarray:
@@ -131,6 +135,8 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 
 def _merged(group: list[OutputCheck]) -> OutputCheck:
     positions = sum(check.positions for check in group)
+
+    near = [check.argmax_near for check in group]
 
     def mean(value: str, power: int) -> float:
         return float(sum(getattr(check, value) ** power * check.positions for check in group) / positions)
@@ -150,4 +156,5 @@ def _merged(group: list[OutputCheck]) -> OutputCheck:
         kl_mean=mean("kl_mean", 1),
         argmax_decided=sum(check.argmax_decided for check in group),
         argmax_decided_agree=sum(check.argmax_decided_agree for check in group),
+        argmax_near=None if None in near else sum(count or 0 for count in near),
     )

@@ -1,19 +1,24 @@
 """How the two sides of a pair live: both in one child, in turn in one child, or each in a child of its own.
 
-A `Pair` runs a window of either side; rounds and replays do not know which kind it is.
+A `Pair` runs a window of either side; rounds and replays do not know which kind it is. Which kind an attempt asks for follows from its
+candidates and its purpose (`hotpass.pairing`); that memory does not hold both sides is known here only, once they are built.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from engines.client import Child
 from engines.judge.windows import Window, run_window
 from engines.program import KvPlan
-from hotpass.records.measurement import Side
+from hotpass.records.measurement import Pairing, Side
+
+if TYPE_CHECKING:
+    from engines.judge.install import PartFiles
 
 
 class Pair(Protocol):
@@ -45,8 +50,8 @@ class SideBySide:
         return run_window(child, name, cut, row, tokens, plan=self._plan, vocab=self._vocab, deadline=deadline)
 
 
-class TwoProcesses:
-    """Each side in a child of its own; the other child sleeps in its socket meanwhile."""
+class OwnProcesses:
+    """Each side in a child of its own (`two-engines`); the other child sleeps in its socket meanwhile."""
 
     keeps_both = True
 
@@ -83,3 +88,18 @@ class Alternating:
     def window(self, side: Side, cut: int, row: int, tokens: np.ndarray, deadline: float) -> Window:
         child, name = self.place(side)
         return run_window(child, name, cut, row, tokens, plan=self._plan, vocab=self._vocab, deadline=deadline)
+
+
+def derived_sizes(files: Sequence[PartFiles], cuts: Iterable[int]) -> dict[Path, int]:
+    """Files of derived weights on some cuts → bytes: what a side holds in memory beyond the weights as loaded."""
+    chosen = list(cuts)
+    paths = {path for item in files if item.derived for cut in chosen for path in item.derived[cut].values()}
+    return {path: path.stat().st_size for path in paths}
+
+
+def pairing_within(
+    ordered: Pairing, incumbent: Mapping[Path, int], candidate: Mapping[Path, int], room_bytes: int
+) -> Pairing:
+    """As ordered, but alternating where the derived weights of both sides do not fit at once. A file of both is held once."""
+    together = sum({**incumbent, **candidate}.values())
+    return ordered if together <= room_bytes else Pairing.ALTERNATING

@@ -44,6 +44,8 @@ class Evidence:
     activation: Counter[str] = field(default_factory=Counter)
     incumbent_seconds: dict[Place, list[float]] = field(default_factory=dict)
     """Time of a step of the incumbent in each of its windows."""
+    candidate_seconds: dict[Place, list[float]] = field(default_factory=dict)
+    """The same of the candidate."""
     first_result_ms: float | None = None
     """The candidate's first window; None before it."""
     incumbent_lost_seconds: float = 0.0
@@ -111,8 +113,8 @@ class Rounds:
         steps = self._plan.kv.steps_per_window[row]
         a, b = taken[Side.INCUMBENT], taken[Side.CANDIDATE]
         ratios = [min((window.clock_ratio for window in windows), key=_off) for windows in (a, b)]
-        per_step = [window.seconds / steps for window in a]
-        self._evidence.incumbent_seconds.setdefault(place, []).extend(per_step)
+        for windows, seconds in ((a, self._evidence.incumbent_seconds), (b, self._evidence.candidate_seconds)):
+            seconds.setdefault(place, []).extend(window.seconds / steps for window in windows)
         return MeasuredBlock(
             row=self._plan.kv.rows[row],
             round_index=index,

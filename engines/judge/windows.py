@@ -27,6 +27,15 @@ MAX_REPEATS = 3
 CLAIMED_TIME_SLACK = 1.02
 """A child's own time over the judge's beyond which it lies: the judge's window contains the child's."""
 
+CLAIMED_SHARE = 0.5
+"""Share of the time that it ran, by the kernel's count, below which a child lies about its own: it cannot have run while no time passed.
+Unlike the judge's clock this one stands still while a message waits on a busy machine, and no patch in the process reaches it, so that a
+clock that lies about both sides is found as well."""
+
+MESSAGE_SECONDS = 2e-3
+MESSAGE_BYTES_PER_SECOND = 1e8
+"""What a child may run beside its own window: reading a request of so many bytes and answering it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
@@ -64,7 +73,9 @@ def _run_once(
     body = {"side": side, "cut": cut, "row": row, "nonce": nonce, "shape": shape}
     frame = encode("window", body, token_bytes(tokens))
     child.out.poison(shape[0] * shape[1] * shape[2])
+    ran_before = child.ran_seconds()
     plain, seconds = child.timed_call(frame, deadline=deadline)
+    ran_after = child.ran_seconds()
     logits = child.out.taken(shape)
     reply = child.decoded(WindowReply, plain)
     if reply.failure is not None:
@@ -74,8 +85,18 @@ def _run_once(
     check_echo(child, side, reply.echo)
     if not 0 < reply.seconds <= seconds * CLAIMED_TIME_SLACK + 1e-4:
         raise child.broken(f"the child claims {reply.seconds:.6f} s in a window of {seconds:.6f} s")
+    if ran_before is not None and ran_after is not None:
+        ran = ran_after - ran_before
+        if reply.seconds < least_claim(ran, len(frame)):
+            raise child.broken(f"the child claims {reply.seconds:.6f} s in a window in which it ran {ran:.6f} s")
     window = Window(seconds=seconds, child_seconds=reply.seconds, logits=logits, activation=dict(reply.activation))
     return window, reply.compile_events
+
+
+def least_claim(ran_seconds: float, request_bytes: int) -> float:
+    """Seconds that an honest child says at least of a window in which the kernel saw it run so long."""
+    beside = MESSAGE_SECONDS + request_bytes / MESSAGE_BYTES_PER_SECOND
+    return CLAIMED_SHARE * max(0.0, ran_seconds - beside)
 
 
 class Booked(Protocol):

@@ -38,9 +38,14 @@ class Pairing(StrEnum):
     """Both installed in one child process."""
     ALTERNATING = "alternating"
     """One child, sides exchanged between windows (memory does not hold both)."""
-    TWO_PROCESSES = "two-processes"
-    """Each side in a child process of its own on the same engine, windows interleaved."""
     TWO_ENGINES = "two-engines"
+    """Each side in a child process of its own, which the other never enters, windows interleaved. They share the sealed weights alone."""
+    TWO_PROCESSES = "two-engines"
+    """An earlier name of `two-engines`; in logs written before that, `two-processes`."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Pairing | None:
+        return cls.TWO_ENGINES if value == "two-processes" else None
 
 
 class Side(StrEnum):
@@ -208,6 +213,8 @@ class OutputCheck:
     argmax_decided: int = 0
     """Positions where the reference's margin exceeds a tenth of its logits' scale, so that a small loss of precision changes none."""
     argmax_decided_agree: int = 0
+    argmax_near: int | None = None
+    """Positions where the greedy token is the reference's best, or below it by at most that tenth; None where it was not counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -249,6 +256,11 @@ class ReloadReport:
     """Concrete slots that the candidate's parts now serve."""
     derived_bytes: int = 0
     """Bytes of derived weights attached."""
+
+    @property
+    def understated(self) -> bool:
+        """Whether the reload was costlier than declared."""
+        return self.actual.rank > self.declared.rank
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -315,6 +327,8 @@ class MeasureResult:
     epoch: str
     """Weights epoch echoed by the child (hash of what is loaded)."""
     environment: Environment
+    pairing: Pairing | None = None
+    """How the sides lived: as ordered, or alternating where memory did not hold both. None where the engine does not say."""
     blocks: tuple[MeasuredBlock, ...] = ()
     replays: tuple[MeasuredReplay, ...] = ()
     checks: tuple[OutputCheck, ...] = ()
@@ -326,10 +340,9 @@ class MeasureResult:
     clean: CleanReport | None = None
     """None when no restore was tried (the child is discarded anyway)."""
     incumbent_disturbed: float = 1.0
-    """Incumbent's time beside the candidate ÷ beside itself (A/A at this child's birth), weighted over rows."""
-    disturbed_support: float = 1.0
-    """Of pairs of the incumbent's windows, one beside the candidate and one without it, the share in which the one beside took longer:
-    near 1/2 where only the machine was unsteady."""
+    """Incumbent's time beside the candidate ÷ beside itself: geometric over the windows of a row and weighted over rows, as the speed."""
+    disturbed_low: float | None = None
+    """Lower bound of that ratio (one-sided, 99 %), by the noise of windows that no disturbance is in; None where the engine gives none."""
     noise_floor: float = 0.0
     """Standard deviation of A/A block log-ratios at this child's birth."""
     weights_unchanged: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import threading
 from dataclasses import replace
@@ -10,12 +11,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from engines.decoder_engine import DecoderEngine
 from engines.judge.inputs import RandomTokens, TokenSource
+from engines.judge.install import PartFiles
+from engines.judge.pairing import pairing_within
 from hotpass.canonical import canonical_json
 from hotpass.decode import json_safe
 from hotpass.errors import EngineDied, InputError, MachineError
+from hotpass.records.candidate import Candidate
 from hotpass.records.deployment import Deployment
 from hotpass.records.measurement import FailureKind, Pairing, Purpose, Side, Stopping, Tier
 from tests.engines.conftest import ROWS, assignment, candidate, open_files, toy_engine
@@ -99,18 +105,83 @@ def test_an_incumbent_whose_answers_change_is_noticed(toy: DecoderEngine, deploy
     assert result.clean.child_replaced
 
 
-@pytest.mark.parametrize("pairing", [Pairing.TWO_PROCESSES, Pairing.ALTERNATING])
+@pytest.mark.parametrize("pairing", [Pairing.TWO_ENGINES, Pairing.ALTERNATING])
 def test_other_pairings(pairing: Pairing, toy: DecoderEngine, deployment: Deployment) -> None:
     before = toy._loaded.pair().child.pid
     result = toy.measure(assignment(deployment, SLEEPS, pairing=pairing, purpose=Purpose.COLD))
     assert result.failure is None
+    assert result.pairing is pairing
     assert statistics.median(block.log_ratio for block in result.blocks) < -0.3
     assert all(check.bit_equal for check in result.checks)
-    assert len({report.side for report in result.reloads}) == (2 if pairing is Pairing.TWO_PROCESSES else 1)
+    assert {report.side for report in result.reloads} == set(Side)
     assert toy._loaded.pair().child.pid == before
     assert result.noise_floor > 0
-    if pairing is Pairing.TWO_PROCESSES:
+    if pairing is Pairing.TWO_ENGINES:
         assert result.incumbent_disturbed != 1.0
+        assert result.disturbed_low is not None
+
+
+MARKS = candidate("return reference(tokens, summaries)", setup="torch.marked = True")
+TELLS = candidate(
+    "beside = any(side == 'incumbent' for side, _ in program.installed)\n"
+    "return reference(tokens, summaries) + 0.25 * beside + 0.5 * hasattr(torch, 'marked')"
+)
+"""Its answers are off by a quarter while an incumbent is installed in its process, and by a half after one has been."""
+
+
+@pytest.mark.parametrize(
+    ("pairing", "off"), [(Pairing.SIDE_BY_SIDE, 0.75), (Pairing.ALTERNATING, 0.5), (Pairing.TWO_ENGINES, 0.0)]
+)
+@pytest.mark.parametrize("tier", list(Tier))
+def test_sides_live_as_the_pairing_says(
+    tier: Tier, pairing: Pairing, off: float, toy: DecoderEngine, deployment: Deployment
+) -> None:
+    toy._loaded.discard_pair()
+    order = assignment(deployment, TELLS, incumbent=MARKS, pairing=pairing, tier=tier, replay_requests=3)
+    result = toy.measure(order)
+    toy._loaded.discard_pair()  # marked
+    assert result.failure is None
+    assert result.pairing is pairing
+    assert (len(result.blocks) > 0, len(result.replays) > 0) == (tier is Tier.FAST, tier is Tier.SLOW)
+    found = max(check.max_abs for check in result.checks if check.against == "reference")
+    if (tier, pairing) == (Tier.SLOW, Pairing.ALTERNATING):
+        off = 0.0  # its windows are checked before the incumbent comes
+    assert found == pytest.approx(off, abs=0.01)
+
+
+@pytest.mark.parametrize(("room_bytes", "pairing"), [(150_000, Pairing.ALTERNATING), (250_000, Pairing.SIDE_BY_SIDE)])
+def test_sides_alternate_where_memory_does_not_hold_both(
+    room_bytes: int, pairing: Pairing, deployment: Deployment, tmp_path: Path
+) -> None:
+    """A hundred kilobytes of derived weights each."""
+
+    def build(built: Candidate, seconds: float) -> list[PartFiles]:
+        path = tmp_path / f"{built.short_id}.safetensors"
+        save_file({"made": torch.zeros(25_000)}, path)
+        return [PartFiles(native={}, derived=({"model": path},))]
+
+    with toy_engine(builder=build, room_bytes=room_bytes) as engine:
+        engine.load(deployment, Tier.FAST)
+        result = engine.measure(assignment(deployment, HONEST, incumbent=OFF))
+    assert result.failure is None
+    assert result.assignment.pairing is Pairing.SIDE_BY_SIDE
+    assert result.pairing is pairing
+
+
+def test_what_both_sides_share_is_held_once(tmp_path: Path) -> None:
+    shared, other = tmp_path / "shared", tmp_path / "other"
+    assert pairing_within(Pairing.SIDE_BY_SIDE, {shared: 60}, {shared: 60, other: 40}, 100) is Pairing.SIDE_BY_SIDE
+    assert pairing_within(Pairing.TWO_ENGINES, {shared: 60}, {other: 41}, 100) is Pairing.ALTERNATING
+
+
+def test_a_reload_that_needs_more_than_declared_is_not_measured(deployment: Deployment) -> None:
+    with toy_engine(program="understating_program:Program") as engine:
+        engine.load(deployment, Tier.FAST)
+        for pairing in (Pairing.SIDE_BY_SIDE, Pairing.ALTERNATING, Pairing.TWO_ENGINES):
+            result = engine.measure(assignment(deployment, HONEST, pairing=pairing))
+            assert (result.failure, result.blocks, result.checks) == (None, (), ())
+            (report,) = [item for item in result.reloads if item.side is Side.CANDIDATE]
+            assert report.understated
 
 
 def test_a_cold_pair_runs_on_inputs_that_no_search_has_seen(
@@ -125,7 +196,7 @@ def test_a_cold_pair_runs_on_inputs_that_no_search_has_seen(
         engine.load(deployment, Tier.FAST)
         engine.measure(assignment(deployment, HONEST))
         known = set(drawn[False])
-        order = assignment(deployment, HONEST, pairing=Pairing.TWO_PROCESSES, purpose=Purpose.COLD, incumbent=OFF)
+        order = assignment(deployment, HONEST, pairing=Pairing.TWO_ENGINES, purpose=Purpose.COLD, incumbent=OFF)
         result = engine.measure(order)
     assert result.failure is None
     assert drawn[False] == known
@@ -148,7 +219,7 @@ class Recorded:
 def test_a_crash_in_its_own_process_leaves_the_pair_child_alone(toy: DecoderEngine, deployment: Deployment) -> None:
     before = toy._loaded.pair().child.pid
     crash = candidate("os._exit(9)")
-    result = toy.measure(assignment(deployment, crash, pairing=Pairing.TWO_PROCESSES))
+    result = toy.measure(assignment(deployment, crash, pairing=Pairing.TWO_ENGINES))
     assert result.failure is not None
     assert result.failure.kind is FailureKind.CRASH
     assert toy._loaded.pair().child.pid == before
@@ -167,6 +238,18 @@ def test_the_slow_tier_replays(toy: DecoderEngine, deployment: Deployment) -> No
             assert all(0 <= time <= stats.wall_seconds * 1e3 for time in stats.ttft_ms)
     assert {check.against for check in result.checks} == {"reference", "incumbent"}
     assert result.activation["model"] > 0
+
+
+def test_a_clock_that_lies_about_both_sides_is_found_by_the_kernels(toy: DecoderEngine, deployment: Deployment) -> None:
+    """The incumbent's word is no more worth than the candidate's: one process has one clock."""
+    body = "end = time.monotonic() + 0.03\nwhile time.monotonic() < end: pass\nreturn reference(tokens, summaries)"
+    slow = "real = time.perf_counter; time.perf_counter = lambda: real() / 10"
+    honest = toy.measure(assignment(deployment, candidate(body)))
+    assert honest.failure is None
+    result = toy.measure(assignment(deployment, candidate(body, setup=slow)))
+    assert result.failure is not None
+    assert result.failure.kind is FailureKind.PROTOCOL
+    assert re.fullmatch(r"the child claims [\d.]+ s in a window in which it ran [\d.]+ s", result.failure.message)
 
 
 def test_a_deadline_ends_the_rounds_with_what_there_is(toy: DecoderEngine, deployment: Deployment) -> None:
@@ -217,8 +300,6 @@ def test_a_result_is_small_plain_data(toy: DecoderEngine, deployment: Deployment
 def test_wrong_orders_are_refused(toy: DecoderEngine, deployment: Deployment) -> None:
     with pytest.raises(InputError, match="not in the shape table"):
         toy.measure(assignment(deployment, HONEST, rows=(replace(ROWS[0], context_mean=999),)))
-    with pytest.raises(InputError, match="takes two engines"):
-        toy.measure(assignment(deployment, HONEST, pairing=Pairing.TWO_ENGINES))
     with pytest.raises(InputError, match="is empty"):
         toy.measure(assignment(deployment, HONEST, rows=()))
     with pytest.raises(InputError, match="is not known"):

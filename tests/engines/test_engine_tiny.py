@@ -34,7 +34,7 @@ class Whole:
 DERIVES = """
 from hotpass import part
 
-@part(engine="decoder", claims=["model.layers.*.mlp"], replaces="LlamaMLP")
+@part(engine="decoder", claims=["model.layers.*.mlp"], replaces="LlamaMLP", reload="reweight")
 class Derives:
     def weights(self, w, params):
         return {{"gate": w["gate_proj.weight"] + {shift}}}

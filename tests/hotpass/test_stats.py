@@ -15,6 +15,7 @@ from hotpass.stats import (
     rounds_for,
     simulate_decisions,
     speedup_of_blocks,
+    student_quantile,
     tokens_per_second,
     weighted_round,
 )
@@ -172,3 +173,10 @@ def test_a_block_of_one_window_a_side_weighs_like_one_of_two() -> None:
     assert weighted_round([whole, brief]) == pytest.approx(math.log(3))
     uneven = replace(whole, incumbent_ms=(10.0, 40.0))
     assert uneven.incumbent_step_ms == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize(("freedom", "value"), [(4, 3.747), (5, 3.365), (10, 2.764), (30, 2.457), (1000, 2.330)])
+def test_the_quantile_of_few_values_is_students(freedom: int, value: float) -> None:
+    """The table's values for 0.99."""
+    assert student_quantile(0.99, freedom) == pytest.approx(value, rel=0.02)
+    assert student_quantile(0.01, freedom) == pytest.approx(-student_quantile(0.99, freedom))

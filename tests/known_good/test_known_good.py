@@ -89,7 +89,7 @@ def test_an_honest_candidate_serves_what_the_reference_would(name: str, bench: B
     assert result.tokens.agree >= 23
 
 
-@pytest.mark.parametrize("pairing", [Pairing.ALTERNATING, Pairing.TWO_PROCESSES])
+@pytest.mark.parametrize("pairing", [Pairing.ALTERNATING, Pairing.TWO_ENGINES])
 def test_an_honest_candidate_passes_in_every_pairing(pairing: Pairing, bench: Bench) -> None:
     _, attempt = judged(bench, GOOD["fused-qkv"], pairing=pairing)
     assert attempt.verdict.is_timed, attempt.reason

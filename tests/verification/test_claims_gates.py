@@ -70,7 +70,7 @@ def agreement(**changes: object) -> Agreement:
 
 def cold() -> object:
     base = result(3.0)
-    order = replace(base.assignment, purpose=Purpose.COLD, pairing=Pairing.TWO_PROCESSES)
+    order = replace(base.assignment, purpose=Purpose.COLD, pairing=Pairing.TWO_ENGINES)
     return replace(base, assignment=order)
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hotpass import part
 
 
-@part(engine="decoder", claims=["model.layers.*.mlp"], replaces="LlamaMLP", numerics="tolerance")
+@part(engine="decoder", claims=["model.layers.*.mlp"], replaces="LlamaMLP", numerics="tolerance", reload="reweight")
 class LowersPrecision:
     """Half the bytes, and a word for it that is not true."""
 

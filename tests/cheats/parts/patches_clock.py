@@ -1,6 +1,6 @@
 """Makes the child's clock run ten times slower, and leaves it so.
 
-Rejected: invalid: clean: patched .*time.perf_counter
+Rejected: invalid|failed: clean: patched .*time.perf_counter|the child claims
 """
 
 import time

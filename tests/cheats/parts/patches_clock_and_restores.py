@@ -1,6 +1,6 @@
 """Makes the child's clock run ten times slower for as long as it is installed.
 
-Rejected: invalid: while it was installed.*time.perf_counter
+Rejected: invalid|failed: while it was installed.*time.perf_counter|the child claims
 """
 
 import time

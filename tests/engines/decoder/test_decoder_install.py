@@ -89,6 +89,29 @@ def test_a_to_b_to_a_is_bit_equal_and_only_decode_ran_the_part(world):
         assert reply.activation == {}
 
 
+COMPILES = "        self.norm = torch.compile(lambda x: x * 1.0, backend='eager')\n"
+NARROWS = "        ctx.kv._keys = [keys.to(torch.bfloat16) for keys in ctx.kv._keys]\n"
+
+
+def test_what_a_part_does_shows_in_its_reload_whatever_it_declares(world):
+    """Nothing, compiling, deriving weights, exchanging the cache: each part declares `hot`."""
+    assert world.install(claiming("model.norm")).actual is Reload.HOT
+    compiling = claiming("model.norm", body="return self.norm(self.reference(*args))", methods=COMPILES)
+    report = world.install(compiling)
+    assert (report.declared, report.actual, report.understated) == (Reload.HOT, Reload.RECAPTURE, True)
+    report = world.install(MLP)
+    assert (report.declared, report.actual, report.understated) == (Reload.HOT, Reload.REWEIGHT, True)
+    assert not world.install(MLP.replace('replaces="LlamaMLP"', 'replaces="LlamaMLP", reload="reweight"')).understated
+    pool = world.program._loaded("candidate", 0).kv
+    keys = pool._keys
+    report = world.install(claiming("model.norm", methods=NARROWS))
+    assert (report.declared, report.actual, report.understated) == (Reload.HOT, Reload.REKV, True)
+    world.program.uninstall("candidate")
+    assert world.program.fingerprint().flags["trees"] == "candidate/0", "the next candidate would compute in it"
+    pool._keys = keys
+    assert world.program.fingerprint().flags["trees"] == ""
+
+
 def test_the_other_side_never_runs_the_part(world):
     world.install(claiming("model.layers.*.mlp", body="return self.reference(*args) * 2"))
     incumbent, reply = world.window("incumbent", 0)

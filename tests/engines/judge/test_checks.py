@@ -39,6 +39,15 @@ def test_a_token_is_decided_by_a_tenth_of_the_logits_scale() -> None:
     assert check_outputs(ROW, "reference", logits(near), logits(near), 0.0).argmax_decided == 0
 
 
+def test_a_token_is_near_by_the_references_logit_of_it() -> None:
+    want = logits([0.0, 1.0, 1.04], [0.0, 1.0, 1.04], [0.0, 1.0, 1.04])
+    got = logits([0.0, 1.0, 1.04], [0.0, 1.1, 1.04], [2.0, 1.0, 1.04])
+    check = check_outputs(ROW, "reference", got, want, 0.0)
+    assert (check.argmax_agree, check.argmax_near) == (1, 2)
+    (both,) = merged([check, check])
+    assert both.argmax_near == 4
+
+
 def test_a_margin_within_the_noise_is_not_clear() -> None:
     want, got = logits([1.0, 1.15, 0.0], [1.0, 5.0, 0.0]), logits([1.15, 1.0, 0.0], [1.0, 5.0, 0.0])
     check = check_outputs(ROW, "reference", got, want, 0.1)

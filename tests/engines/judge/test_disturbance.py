@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -10,7 +11,15 @@ from functools import partial
 import numpy as np
 import pytest
 
-from engines.judge.disturbance import WAIT_SECONDS, behind_a_timeout, of_the_incumbent, patience_seconds, share_slower
+from engines.judge.disturbance import (
+    WAIT_SECONDS,
+    Alone,
+    Disturbance,
+    behind_a_timeout,
+    disturbance,
+    of_the_incumbent,
+    patience_seconds,
+)
 from engines.judge.inputs import RandomTokens, drawer, window_tokens
 from engines.judge.rounds import Evidence, Place, Plan, Rounds
 from engines.judge.windows import Window
@@ -89,11 +98,56 @@ def test_a_starved_incumbent_is_a_disturbance(failure: Failure, alone_step: floa
     assert (ROWS[0].key in caught.value.failure.message) == (kind is FailureKind.DISTURBED)
 
 
-def test_the_share_of_slower_windows_is_by_pairs_within_a_place() -> None:
-    other: Place = (0, 1)
-    assert share_slower({PLACE: [2.0, 1.0]}, {PLACE: [1.0, 3.0]}) == (1 + 0 + 0.5 + 0) / 4
-    assert share_slower({PLACE: [5.0], other: [1.0]}, {PLACE: [1.0], other: [5.0]}) == 0.5
-    assert share_slower({PLACE: [5.0]}, {}) == 1.0
+OTHER: Place = (0, 1)
+STEADY = [0.99, 1.0, 1.01, 1.0]
+
+
+def measured(
+    incumbent: dict[Place, list[float]], candidate: list[float], *groups: list[float], noise_floor: float = 0.0
+) -> Disturbance:
+    """Of windows beside a candidate and its own on each place, and of groups of windows without it."""
+    evidence, alone = Evidence(incumbent_seconds=incumbent), Alone()
+    evidence.candidate_seconds = dict.fromkeys(incumbent, candidate)
+    for group in groups:
+        alone.add(dict.fromkeys(incumbent, group))
+    return disturbance(evidence, alone, {PLACE: 0.75, OTHER: 0.25}, noise_floor)
+
+
+def test_in_the_way_of_two_windows_in_five_is_seen_as_much_as_it_adds_to_the_speed() -> None:
+    beside = [1.0, 1.5, 1.0, 1.5, 1.0, 1.0, 1.5, 1.0, 1.5, 1.0]
+    found = measured({PLACE: beside}, 2 * STEADY, 2 * STEADY)
+    assert statistics.median(beside) == 1.0, "the windows' median shows nothing"
+    blocks = statistics.geometric_mean(beside) / statistics.geometric_mean(STEADY)
+    assert found.ratio == pytest.approx(blocks, rel=1e-3)
+    assert found.ratio == pytest.approx(1.5**0.4, rel=1e-3)
+    assert found.low is not None
+    assert found.low > 1.15
+
+
+def test_places_count_by_their_share_of_the_time() -> None:
+    found = measured({PLACE: [1.0, 1.0], OTHER: [3.0, 3.0]}, STEADY, STEADY)
+    assert found.ratio == pytest.approx(0.75 * 1.0 + 0.25 * 3.0, rel=1e-3)
+
+
+def test_an_unsteady_machine_shows_in_the_windows_that_no_disturbance_is_in() -> None:
+    beside, unsteady = [1.0, 1.0, 1.6, 1.0, 1.6, 1.0], [1.0, 1.7, 1.0, 1.0, 1.6, 1.0]
+    assert (measured({PLACE: beside}, STEADY, STEADY).low or 0.0) > 1.0
+    for found in (measured({PLACE: beside}, unsteady, STEADY), measured({PLACE: beside}, STEADY, STEADY + unsteady)):
+        assert found.low is not None
+        assert found.low < 1.0
+    floor = measured({PLACE: beside}, STEADY, STEADY, noise_floor=0.3)
+    assert (floor.ratio, (floor.low or 9.0) < 1.0) == (measured({PLACE: beside}, STEADY, STEADY).ratio, True)
+
+
+def test_a_machine_that_became_slower_is_as_slow_afterwards() -> None:
+    """And what differs between before and after counts as noise."""
+    found = measured({PLACE: [1.3] * 6}, [1.3] * 6, STEADY, [1.29, 1.31])
+    assert found.ratio == pytest.approx(1.0, abs=0.01)
+    assert (found.low or 9.0) < 0.9
+
+
+def test_nothing_is_known_without_windows_of_both_kinds() -> None:
+    assert measured({PLACE: [5.0]}, STEADY) == Disturbance() == measured({}, STEADY, STEADY)
 
 
 def test_what_it_waited_and_what_it_takes_are_told() -> None:

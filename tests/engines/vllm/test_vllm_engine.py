@@ -23,7 +23,7 @@ import torch
 from hotpass import part
 
 
-@part(engine="vllm", claims=["model.layers.*.mlp"], replaces="LlamaMLP")
+@part(engine="vllm", claims=["model.layers.*.mlp"], replaces="LlamaMLP", reload="reweight")
 class PlainMlp:
     def weights(self, w, params):
         return {"both": w["gate_up_proj.weight"].clone(), "down": w["down_proj.weight"].clone()}

@@ -5,7 +5,7 @@ import torch
 from hotpass import part
 
 
-@part(engine="decoder", claims=["model.layers.*.input_layernorm"], replaces="LlamaRMSNorm")
+@part(engine="decoder", claims=["model.layers.*.input_layernorm"], replaces="LlamaRMSNorm", reload="reweight")
 class InPlaceNorm:
     """Two passes over the row instead of five."""
 

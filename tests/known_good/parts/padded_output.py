@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hotpass import part
 
 
-@part(engine="decoder", claims=["lm_head"], replaces="Linear")
+@part(engine="decoder", claims=["lm_head"], replaces="Linear", reload="reweight")
 class PaddedOutput:
     """Kernels like round numbers of rows."""
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hotpass import part
 
 
-@part(engine="decoder", claims=["model.layers.*.mlp"], replaces="LlamaMLP")
+@part(engine="decoder", claims=["model.layers.*.mlp"], replaces="LlamaMLP", reload="reweight")
 class ThreadsJoinedInside:
     """Each half of the inner features is a partial sum of the output."""
 
