@@ -82,6 +82,8 @@ def make_builder(spec: EngineSpec, deployment: Deployment) -> CandidateBuilder |
     return CandidateBuilder(
         deployment.model,
         cuts_of(spec, deployment),
+        cache_dir=spec.cache_dir or None,
+        threads=spec.threads or deployment.hardware.num_devices,
         setup=_compile_setup(spec, deployment),
     )
 
@@ -118,8 +120,6 @@ def _compile_setup(spec: EngineSpec, deployment: Deployment) -> CompileSetup:
         device=spec.device,
         threads=spec.threads or usable_cores(),
         search_path=search_path,
-        cache_dir=spec.cache_dir or None,
-        threads=spec.threads or deployment.hardware.num_devices,
     )
 
 

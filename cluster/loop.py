@@ -39,9 +39,9 @@ LEASE_GRACE_SECONDS = 900.0
 """Beyond an order's own deadline: waiting for the measuring lease, and for a port that restarts its engine by itself."""
 POLL_SECONDS = 0.2
 """Between two looks into the inbox while nothing else happens."""
-
 PATIENCE_SECONDS = 0.5
 """What is found built is told sooner: a build that takes longer gets another one beside it."""
+
 
 def default_lease(order: Order) -> float:
     """Seconds after which an engine that was given this order counts as lost."""
@@ -58,8 +58,8 @@ class SearchLoop:
         builder: BuilderPort,
         *,
         build_ahead: bool,
-        first: Mapping[str, Proposal] | None = None,
         foreseen: Foreseen | None = None,
+        first: Mapping[str, Proposal] | None = None,
         halt: threading.Event | None = None,
         intake: Intake | None = None,
         expecting: Callable[[], bool] = lambda: False,
@@ -85,8 +85,8 @@ class SearchLoop:
             first=(first or {}).values(),
             intake=intake,
             broken_machine=self._count_error,
-        )
             foreseen=foreseen,
+        )
         self.running: dict[Future[Measured], Order] = {}
         self.expires: dict[Future[Measured], float] = {}
         self.silent: dict[Future[Measured], Order] = {}
@@ -175,10 +175,10 @@ class SearchLoop:
         seconds = min((at - time.monotonic() for at in self.expires.values()), default=3600.0)
         if self.supply.intake is not None or self.expecting():
             seconds = min(seconds, POLL_SECONDS)
-        with self.journal.together():
         waits_for_build = bool(self.supply.num_building) and not self.running
         if waits_for_build:
             seconds = min(seconds, PATIENCE_SECONDS)
+        with self.journal.together():
             if not self.answers.wait(seconds) and waits_for_build:
                 self.supply.build_beside()
             self._expire()

@@ -123,9 +123,6 @@ def pace_for(budget_seconds: float) -> Pace:
     )
 
 
-def write_plan(folder: Path, plan: Plan) -> None:
-    """Atomically, so that a campaign folder has a whole plan or none."""
-    folder.mkdir(parents=True, exist_ok=True)
 def may_build_ahead(plan: Plan) -> bool:
     """A compiler beside a measurement raised its noise sevenfold on two cores, so only where there are cores to spare."""
     hardware = plan.deployment.hardware
@@ -134,6 +131,9 @@ def may_build_ahead(plan: Plan) -> bool:
     )
 
 
+def write_plan(folder: Path, plan: Plan) -> None:
+    """Atomically, so that a campaign folder has a whole plan or none."""
+    folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"schema": SCHEMA, "plan": json_safe(plan)}, indent=1, ensure_ascii=False)
     temporary = folder / f".{FILE}.{os.getpid()}"
     temporary.write_text(text + "\n", encoding="utf-8")

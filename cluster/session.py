@@ -25,7 +25,6 @@ from cluster.state import AttemptRow, chain
 from hotpass.canonical import content_hash
 from hotpass.decode import json_safe
 from hotpass.errors import InputError, MachineError
-from hotpass.pairing import choose_pairing
 from hotpass.records.candidate import AS_LOADED, Candidate, Numerics
 from hotpass.records.measurement import (
     Assignment,
@@ -97,9 +96,9 @@ class Session:
         self.bounds_ms = dict(bounds_ms or {})
         self.suspect_ms = dict(suspect_ms or {})
         self.hush = hush
-        self._measuring = 0
         self.foreseen: Foreseen | None = None
         """What may be built ahead of being proposed."""
+        self._measuring = 0
         self.policy = Policy(numerics=Numerics(plan.spec.numerics))
         self.candidates: dict[str, Candidate] = {AS_LOADED.id: AS_LOADED}
         """Every candidate that this session handles, by id."""
@@ -126,13 +125,12 @@ class Session:
             engines=[dict(engine.facts()) for engine in self.engines],
             slot_table=self.slot_table.version,
             startup_ms=phases,
-            floors_ms=self.bounds_ms,
             builds=[cost_of(item) for item in built],
+            floors_ms=self.bounds_ms,
             session=self.state.decisions["start"] + 1,
         )
         self._calibrate()
 
-    def _load(self, engine: EnginePort) -> dict[str, float]:
     def _load_all(self) -> dict[str, dict[str, float]]:
         """Engine → start-up time by phase."""
         if len(self.engines) == 1:  # here, where Ctrl-C reaches it
@@ -142,6 +140,7 @@ class Session:
                 loaded = list(pool.map(self._load, self.engines))
         return {engine.name: phases for engine, phases in zip(self.engines, loaded, strict=True)}
 
+    def _load(self, engine: EnginePort) -> dict[str, float]:
         """Start-up time by phase. Cuts that were made deeper in an earlier session are so again."""
         self.view.activity(engine.name, "loading the model")
         phases = dict(engine.load(self.plan.deployment, Tier.FAST))
@@ -258,8 +257,8 @@ class Session:
         tier: Tier,
         purpose: Purpose,
         before: Sequence[str] = (),
-    ) -> Order:
         built: Built | None = None,
+    ) -> Order:
         """Record an assignment, then hand it to an engine. `before`: candidates that came first and had to wait. `built`: what building
         the candidate took just now."""
         pace, deployment, number = self.plan.pace, self.plan.deployment, self.state.num_assignments
@@ -272,7 +271,7 @@ class Session:
             rows=deployment.shapes.rows,
             seed=self.seed_of(purpose, number),
             deadline_seconds=deadline,
-            pairing=choose_pairing(incumbent, candidate, tier, purpose),
+            pairing=Pairing.TWO_PROCESSES if purpose is Purpose.COLD else Pairing.SIDE_BY_SIDE,
             stopping=stopping,
             replay_requests=max(pace.replay_requests, 2 * deployment.concurrency) if tier is Tier.SLOW else 0,
         )
@@ -289,8 +288,8 @@ class Session:
                 "deadline_seconds": deadline,
                 "engine": engine.name,
                 **({"before": before} if before else {}),
-            },
                 **({"build": cost_of(built)} if built else {}),
+            },
         )
         self.view.activity(engine.name, f"{purpose} · {tier} · {candidate.label}")
         self._begin()
@@ -379,8 +378,8 @@ class Session:
                 "seed": 0,
                 "deadline_seconds": self.plan.pace.fast_deadline_seconds,
                 "engine": "builder",
-            },
                 **({"build": cost_of(built)} if built else {}),
+            },
         )
         attempt = Attempt(
             candidate_id=candidate.id,
@@ -415,10 +414,10 @@ class Session:
         return replace(estimate, kind="simulated") if self.plan.spec.engine == "fake" else estimate
 
 
-def _why(result: MeasureResult) -> str:
 def cost_of(built: Built) -> dict[str, float]:
     """A build as the log has it."""
     return {"seconds": round(built.seconds, 3), "core_seconds": round(built.core_seconds, 3)}
 
 
+def _why(result: MeasureResult) -> str:
     return result.failure.message if result.failure else "no output was compared with the reference"

@@ -246,10 +246,10 @@ class CampaignState:
     def _on_assignment(self, payload: Mapping[str, Any]) -> None:
         number = int(payload["assignment"])
         self.num_assignments = max(self.num_assignments, number + 1)
+        self._count_builds([payload["build"]] if "build" in payload else [])
         self.open_orders[number] = Order(
             assignment=number,
             candidate_id=payload["candidate_id"],
-        self._count_builds([payload["build"]] if "build" in payload else [])
             incumbent_id=payload["incumbent_id"],
             tier=Tier(payload["tier"]),
             purpose=Purpose(payload["purpose"]),
@@ -323,10 +323,10 @@ class CampaignState:
         self.decisions[name] += 1
         if name == "start":
             self.start = payload
+            self._count_builds(payload.get("builds", ()))
             for turn in list(self.shares.taken):  # whoever had them is gone with the session before
                 self.shares.give_back(turn)
             self.turns.clear()
-            self._count_builds(payload.get("builds", ()))
         elif name == "turn":
             self._on_turn(payload)
         elif name == "nothing-left":
@@ -358,16 +358,16 @@ class CampaignState:
         elif name == "result":
             self.result = payload["result"]
 
-    def _on_turn(self, payload: Mapping[str, Any]) -> None:
-        turn = int(payload["turn"])
-        self.num_turns = max(self.num_turns, turn + 1)
-        self.shares.take(payload["arm"], payload["arms"], turn)
-        if payload["candidate_id"]:
     def _count_builds(self, costs: Iterable[Mapping[str, float]]) -> None:
         for cost in costs:
             self.build_seconds += cost["seconds"]
             self.build_core_seconds += cost["core_seconds"]
 
+    def _on_turn(self, payload: Mapping[str, Any]) -> None:
+        turn = int(payload["turn"])
+        self.num_turns = max(self.num_turns, turn + 1)
+        self.shares.take(payload["arm"], payload["arms"], turn)
+        if payload["candidate_id"]:
             self.turns[payload["candidate_id"]] = turn
 
     @property

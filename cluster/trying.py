@@ -53,7 +53,7 @@ class Tried:
 
 
 def make_wanted(path: str | None, settings: Sequence[str], params: Sequence[str], dtype: str) -> Candidate:
-    """The candidate that a person means: a part or candidate folder, or a built-in part's name, with settings on top. Raises InputError."""
+    """The candidate that a person means: a part or candidate folder, with settings on top. Raises InputError."""
     bound = dict(check_pair(text) for text in settings)
     if path is None:
         if params:

@@ -40,6 +40,7 @@ from hotpass.records.measurement import (
     Environment,
     MeasureResult,
     OutputCheck,
+    Pairing,
     ReloadProof,
     ReloadReport,
     Side,
@@ -81,7 +82,6 @@ class DecoderEngine:
         window_ms: float = 20.0,
         aa_seconds: float = 4.0,
         audited_share: float = 0.05,
-        room_bytes: int | None = None,
     ) -> None:
         """`device`: `cpu` or `cuda`, the deployment's by default. `threads`: physical cores by default. `seed`: of contexts and pool.
 
@@ -91,8 +91,7 @@ class DecoderEngine:
         in any candidate that will come, which sets how deep the fast tier's cuts are. `serving_context`: longest sequence that can be
         served (default: 2048 or the model's). `pool_sets`: input sets with known references, a row. `window_ms`: shortest window of as
         loaded. `aa_seconds`: time for A/A at the birth of a child. `audited_share`: of the search's attempts, drawn by chance, after
-        which the reload is proven against a cold one and the weights are hashed. `room_bytes`: for the derived weights of both sides,
-        which alternate where these do not fit (default: memory that is available when they are measured, on a CPU).
+        which the reload is proven against a cold one and the weights are hashed.
         """
         self.name = name
         self._device, self._seed, self._traffic = device, seed, traffic
@@ -109,7 +108,6 @@ class DecoderEngine:
         self._window_seconds = window_ms / 1e3
         self._aa_seconds = aa_seconds
         self._audited_share = audited_share
-        self._room_bytes = room_bytes
         self._stable: Stable | None = None
         self._deployment: Deployment
         self._judge: Judge
@@ -151,7 +149,6 @@ class DecoderEngine:
             concurrency=deployment.concurrency,
             output_tokens_per_step=deployment.shapes.output_tokens_per_step,
             audited_share=self._audited_share,
-            room_bytes=self._room,
         )
         stable.noise_abs = self._measured_noise()
         stable.discard_reference()  # its memory is worth more than the second that another one costs
@@ -330,15 +327,11 @@ class DecoderEngine:
             self._row_index(row)
         if not assignment.rows:
             raise InputError("assignment", "rows", "is empty", "name at least one row of the shape table")
+        if assignment.pairing is Pairing.TWO_ENGINES:
+            known = [kind.value for kind in Pairing if kind is not Pairing.TWO_ENGINES]
+            raise InputError("pairing", assignment.pairing, "takes two engines, and this is one", f"use one of {known}")
         if assignment.deadline_seconds <= 0:
             raise InputError("deadline_seconds", assignment.deadline_seconds, "is not positive", "give seconds")
-
-    def _room(self) -> int:
-        """Memory that derived weights may take: what is free, and what the keeper holds of them already. Device memory is not counted:
-        on a GPU whoever knows it says so."""
-        if self._room_bytes is not None:
-            return self._room_bytes
-        return psutil.virtual_memory().available + self._loaded.keeper.derived_bytes
 
     def _row_index(self, row: ShapeRow) -> int:
         keys = [item.key for item in self._loaded.recipe.rows]
@@ -362,6 +355,11 @@ class DecoderEngine:
         return fitting
 
 
+def served_context(model: ModelRef) -> int:
+    """Longest sequence that an engine serves unless it is told another."""
+    return min(2048, model.max_context)
+
+
 def _compiler_version() -> str:
     from engines.build import find_compiler
 
@@ -377,8 +375,3 @@ def default_limits(device: str) -> ChildLimits:
 
 def _soon() -> float:
     return time.monotonic() + CALL_SECONDS
-def served_context(model: ModelRef) -> int:
-    """Longest sequence that an engine serves unless it is told another."""
-    return min(2048, model.max_context)
-
-
