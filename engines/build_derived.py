@@ -21,10 +21,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
 from engines.build_run import BuildLimits, Finished, build_failed, deadline_failed, run_limited
 from engines.build_worker import Job, Request
+from engines.heap import total_bytes
 from engines.prepare.cache import cache_root, machine_errors
 from engines.threading_env import process_environment
 from hotpass.canonical import content_hash, to_plain
@@ -134,9 +133,7 @@ def _limits(model: ModelRef) -> BuildLimits:
     """Address space for the libraries, the mapped weights and copies of them; files for four float32 copies of the model."""
     values = model.num_params * 4
     memory = (24 << 30) + 8 * values
-    return BuildLimits(
-        memory_bytes=min(memory, max(8 << 30, psutil.virtual_memory().total)), file_bytes=(1 << 28) + 4 * values
-    )
+    return BuildLimits(memory_bytes=min(memory, max(8 << 30, total_bytes())), file_bytes=(1 << 28) + 4 * values)
 
 
 @contextmanager

@@ -128,6 +128,8 @@ class WindowReply:
     compile_events: int = 0
     """Compilations or captures that happened inside the window: must be 0."""
     failure: Failure | None = None
+    device_seconds: float = 0.0
+    """By a GPU's events around the same steps; 0 on a CPU."""
     echo: Echo | None = None
     """Added by the child (`Program.echo`); None in a notebook."""
 
@@ -176,6 +178,8 @@ class Fingerprint:
     children_alive: int
     resident_bytes: int
     open_files: int
+    device_bytes: int = 0
+    """Of a GPU's memory, in live tensors and captured graphs; 0 on a CPU."""
 
 
 class CandidateFailed(Exception):

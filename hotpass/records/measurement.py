@@ -318,6 +318,24 @@ class Environment:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GpuConditions:
+    """What a GPU did while an assignment was measured, by looks between rounds."""
+
+    samples: int
+    sm_clock_mhz: tuple[int, int]
+    """Least and most."""
+    memory_clock_mhz: tuple[int, int]
+    """Least and most."""
+    temperature_max_c: int
+    power_max_watts: int
+    """0 where the GPU does not tell."""
+    limited_by: tuple[str, ...]
+    """Why clocks were below the highest (`software power cap`, …), idling left out."""
+    rounds_repeated: int
+    """Because heat or the power supply slowed the GPU down in them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MeasureResult:
     """All that came of an assignment. `failure` set means that the candidate did not finish; blocks may be partial."""
 
@@ -346,6 +364,8 @@ class MeasureResult:
     noise_floor: float = 0.0
     """Standard deviation of A/A block log-ratios at this child's birth."""
     weights_unchanged: bool = True
+    gpu: GpuConditions | None = None
+    """None on a CPU."""
     simulated: bool = False
     """True for the fake engine only: nothing here was measured."""
     phases_ms: Mapping[str, float] = field(default_factory=dict)
