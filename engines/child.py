@@ -91,11 +91,15 @@ class _Server:
         self._channel = channel
         self._program = program
         self._out: torch.Tensor | None = None
+        self._weights_from = ""
+        """Where the program's weights lie, in words."""
         self._contexts: dict[tuple[int, int], torch.Tensor] = {}
         """(cut, sequence) → the longest context that any row has for that sequence of it."""
         self._handlers: dict[str, Callable[[Message], Reply]] = {
             "load": self._load,
+            "weights_from": lambda message: (self._weights_from, []),
             "slots": lambda message: (self._program.slots(), []),
+            "part_template": self._part_template,
             "install": self._install,
             "install_baseline": self._install_baseline,
             "uninstall": self._uninstall,
@@ -126,6 +130,9 @@ class _Server:
         tensors = attach(SealedMemory(fd=message.fds[0], index=from_plain(MemoryIndex, body["index"])))
         packed = {name: (kind, tensors[PACKED + name]) for name, kind in body["formats"].items()}
         values = {name: tensor for name, tensor in tensors.items() if not name.startswith(PACKED)}
+        self._weights_from = "sealed memory"
+        if body["on_device"] is not None:
+            values, self._weights_from = _mapped_on_device(values, body["on_device"], body["device"])
         phases = self._program.load(
             from_plain(ModelRef, body["model"]),
             WeightStore(values, packed, body["epoch"]),
@@ -142,6 +149,11 @@ class _Server:
         artefacts = Artefacts(native=tuple(body["native"]), derived=derived, compiled=body["compiled"])
         candidate = from_plain(Candidate, body["candidate"])
         return self._program.install(body["side"], candidate, artefacts, body["cut"]), []
+
+    def _part_template(self, message: Message) -> Reply:
+        """For programs whose tree only a child can look at."""
+        template: Callable[[str], str] = self._program.part_template  # type: ignore[attr-defined]
+        return template(message.body["slot"]), []
 
     def _install_baseline(self, message: Message) -> Reply:
         install: Callable[[str, str, int], Any] = self._program.install_baseline  # type: ignore[attr-defined]
@@ -233,6 +245,20 @@ class _Server:
         out = map_buffer(message.fds[0])[: len(tokens) * body["vocab"]].view(len(tokens), body["vocab"])
         self._program.score(body["side"], body["cut"], tokens, out)
         return self._program.echo(body["side"], body["cut"]), []
+
+
+def _mapped_on_device(
+    sealed: dict[str, torch.Tensor], on_device: Any, device: str
+) -> tuple[dict[str, torch.Tensor], str]:
+    """The keeper's weights on the device, and in words where they lie: where they cannot be mapped, the sealed ones, for the program to
+    copy. A namespace of its own may be the reason (`docs/engines.md`), and a copy costs memory and time, but no truth."""
+    from engines.cuda.driver import CudaDriver, DriverError
+    from engines.cuda.region import DeviceWeights, map_weights
+
+    try:
+        return map_weights(from_plain(DeviceWeights, on_device), CudaDriver(device)), "the keeper's device memory"
+    except DriverError as error:
+        return sealed, f"a copy of this child's own ({error})"
 
 
 def _derived(

@@ -8,18 +8,19 @@ caller at a time. What a candidate does wrong is in the results; only inputs and
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
-
 from engines.client import Child, token_bytes
 from engines.cuts import choose_cuts
+from engines.heap import available_bytes, total_bytes
 from engines.judge.attempt import Judge
 from engines.judge.baselines import BASELINE_NAMES, measure_baseline
+from engines.judge.device import in_words, measured
 from engines.judge.inputs import SourceMaker
 from engines.judge.install import Builder, Installer
 from engines.judge.reloads import prove_reload
@@ -38,9 +39,10 @@ from hotpass.records.measurement import (
     Assignment,
     BaselineMeasurement,
     Environment,
+    Failure,
+    FailureKind,
     MeasureResult,
     OutputCheck,
-    Pairing,
     ReloadProof,
     ReloadReport,
     Side,
@@ -82,6 +84,7 @@ class DecoderEngine:
         window_ms: float = 20.0,
         aa_seconds: float = 4.0,
         audited_share: float = 0.05,
+        room_bytes: int | None = None,
     ) -> None:
         """`device`: `cpu` or `cuda`, the deployment's by default. `threads`: physical cores by default. `seed`: of contexts and pool.
 
@@ -91,7 +94,8 @@ class DecoderEngine:
         in any candidate that will come, which sets how deep the fast tier's cuts are. `serving_context`: longest sequence that can be
         served (default: 2048 or the model's). `pool_sets`: input sets with known references, a row. `window_ms`: shortest window of as
         loaded. `aa_seconds`: time for A/A at the birth of a child. `audited_share`: of the search's attempts, drawn by chance, after
-        which the reload is proven against a cold one and the weights are hashed.
+        which the reload is proven against a cold one and the weights are hashed. `room_bytes`: for the derived weights of both sides,
+        which alternate where these do not fit (default: memory that is available when they are measured, on a CPU).
         """
         self.name = name
         self._device, self._seed, self._traffic = device, seed, traffic
@@ -108,6 +112,7 @@ class DecoderEngine:
         self._window_seconds = window_ms / 1e3
         self._aa_seconds = aa_seconds
         self._audited_share = audited_share
+        self._room_bytes = room_bytes
         self._stable: Stable | None = None
         self._deployment: Deployment
         self._judge: Judge
@@ -149,6 +154,7 @@ class DecoderEngine:
             concurrency=deployment.concurrency,
             output_tokens_per_step=deployment.shapes.output_tokens_per_step,
             audited_share=self._audited_share,
+            room_bytes=self._room,
         )
         stable.noise_abs = self._measured_noise()
         stable.discard_reference()  # its memory is worth more than the second that another one costs
@@ -187,7 +193,7 @@ class DecoderEngine:
         requests: Sequence[ReplayRequest] = ()
         if assignment.tier is Tier.SLOW:
             requests = self._replayed(assignment)
-        return self._judge.measure(assignment, requests)
+        return measured(self._loaded, lambda: self._judge.measure(assignment, requests))
 
     def generate(self, side: Side, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
         """Greedy continuation by what is installed on a side. Raises CandidateFailed."""
@@ -199,11 +205,12 @@ class DecoderEngine:
         )
 
     def restore(self) -> None:
-        """Both sides as loaded; a child that cannot be restored is replaced."""
+        """Both sides as loaded; a child that cannot be restored, or that wrote to a GPU's weights, is replaced."""
         child = self._pair_child()
         try:
-            for side in Side:
-                self._installer.uninstall(child, side, _soon())
+            with self._weights_kept():
+                for side in Side:
+                    self._installer.uninstall(child, side, _soon())
         except CandidateFailed:
             self._loaded.discard_pair()
 
@@ -227,9 +234,10 @@ class DecoderEngine:
 
     def score(self, candidate: Candidate, texts: int, tokens_per_text: int, seed: int, noise_abs: float) -> Agreement:
         """Agreement with the reference on held-out text, in a fresh child. Raises CandidateFailed."""
-        return score_texts(
-            self._loaded, self._installer, candidate, len(self.cuts) - 1, (texts, tokens_per_text), seed, noise_abs
-        )
+        with self._weights_kept():
+            return score_texts(
+                self._loaded, self._installer, candidate, len(self.cuts) - 1, (texts, tokens_per_text), seed, noise_abs
+            )
 
     def reference_noise(self) -> Sequence[OutputCheck]:
         """The reference against itself with another number of threads, on the pool."""
@@ -241,15 +249,20 @@ class DecoderEngine:
 
     def verify_reload(self, before: Candidate, candidate: Candidate) -> ReloadProof:
         """Whether the candidate put over `before` answers as it does cold, and `before` comes back. Raises CandidateFailed."""
-        return prove_reload(self._loaded, self._installer, before, candidate)
+        with self._weights_kept():
+            return prove_reload(self._loaded, self._installer, before, candidate)
 
     def profile(self, assignment: Assignment, trace_path: str = "") -> Profile:
         """Where the time of the assignment's candidate goes, on its rows of the whole model, in a child of its own."""
         self._check(assignment)
-        return profile(
-            self._loaded, self._installer, assignment, engine=self.name, table=self.slots(),
-            hardware=self._deployment.hardware, cut=len(self.cuts) - 1, trace_path=trace_path,
-        )  # fmt: skip
+        try:
+            return profile(
+                self._loaded, self._installer, assignment, engine=self.name, table=self.slots(),
+                hardware=self._deployment.hardware, cut=len(self.cuts) - 1, trace_path=trace_path,
+            )  # fmt: skip
+        finally:
+            if self._loaded.written_on_device().written:  # its own child is gone; the pair child has seen them
+                self._loaded.discard_pair()
 
     def close(self) -> None:
         """End every process and release every descriptor; the engine can be loaded again."""
@@ -272,6 +285,19 @@ class DecoderEngine:
         except CandidateFailed:
             self._loaded.discard_pair()
             raise
+
+    @contextlib.contextmanager
+    def _weights_kept(self) -> Iterator[None]:
+        """A candidate that wrote to the weights on a GPU has failed; they are as they were afterwards, whatever happened."""
+        written: Sequence[str] = ()
+        try:
+            yield
+        finally:
+            written = self._loaded.written_on_device().written
+            if written:
+                self._loaded.discard_pair()
+        if written:
+            raise CandidateFailed(Failure(kind=FailureKind.PROTOCOL, message=in_words(written)))
 
     def _default_builder(self, deployment: Deployment, cuts: Sequence[tuple[int, ...]]) -> Builder:
         from engines.build import CandidateBuilder
@@ -327,11 +353,15 @@ class DecoderEngine:
             self._row_index(row)
         if not assignment.rows:
             raise InputError("assignment", "rows", "is empty", "name at least one row of the shape table")
-        if assignment.pairing is Pairing.TWO_ENGINES:
-            known = [kind.value for kind in Pairing if kind is not Pairing.TWO_ENGINES]
-            raise InputError("pairing", assignment.pairing, "takes two engines, and this is one", f"use one of {known}")
         if assignment.deadline_seconds <= 0:
             raise InputError("deadline_seconds", assignment.deadline_seconds, "is not positive", "give seconds")
+
+    def _room(self) -> int:
+        """Memory that derived weights may take: what is free, and what the keeper holds of them already. Device memory is not counted:
+        on a GPU whoever knows it says so."""
+        if self._room_bytes is not None:
+            return self._room_bytes
+        return available_bytes() + self._loaded.keeper.derived_bytes
 
     def _row_index(self, row: ShapeRow) -> int:
         keys = [item.key for item in self._loaded.recipe.rows]
@@ -369,7 +399,7 @@ def _compiler_version() -> str:
 
 def default_limits(device: str) -> ChildLimits:
     """Of children: four fifths of the machine's memory on a CPU. Drivers of a GPU reserve more than there is, so none there."""
-    memory = 0 if device != "cpu" else psutil.virtual_memory().total * 4 // 5
+    memory = 0 if device != "cpu" else total_bytes() * 4 // 5
     return ChildLimits(memory_bytes=memory)
 
 

@@ -1,10 +1,13 @@
 """The keeper: owns the weights, and the weights that builders derived from them, in sealed memory. It outlives every candidate.
 
     judge ── "weights", model ──► keeper: open_weights, copy, seal, hash ──► index + descriptor
+    judge ── "place", device  ──► keeper: upload into an allocation of its own ──► handle, for children to map
+    judge ── "check"          ──► keeper: checksum on the device, writes what was written to again ──► names
     judge ── "derived", files ──► keeper: read safetensors, seal         ──► index + descriptor, kept by key until dropped
 
-It runs no model and no part; derived tensors reach it as files that a builder's process wrote. `Keeper` is the judge's side,
-`main` the process's (`python -m engines.keeper FD`).
+It runs no model and no part; derived tensors reach it as files that a builder's process wrote. On a GPU it has a CUDA context of its
+own, made when it is asked to place weights there; derived weights stay in sealed CPU memory, and are copied by whoever installs them.
+`Keeper` is the judge's side, `main` the process's (`python -m engines.keeper FD`).
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +27,8 @@ from hotpass.errors import EngineDied, MachineError
 from hotpass.records.deployment import ModelRef
 
 if TYPE_CHECKING:
+    from engines.cuda.driver import Driver
+    from engines.cuda.region import DeviceCheck, DeviceWeights, Region
     from engines.memory import SealedMemory
 
 DERIVED_BYTES = 2 << 30
@@ -68,6 +73,18 @@ class Keeper:
             phases_ms=dict(reply.body["phases_ms"]),
         )
         return self._weights
+
+    def place_on(self, device: str, timeout_seconds: float = 600.0) -> DeviceWeights:
+        """Put the weights that are loaded into a GPU's memory, once for all children. Raises MachineError."""
+        from engines.cuda.region import DeviceWeights
+
+        return from_plain(DeviceWeights, self._ask("place", {"device": device}, timeout_seconds).body)
+
+    def check_device(self, timeout_seconds: float = 120.0) -> DeviceCheck:
+        """Whether what was placed there is as it was; what is not has been written again. Raises MachineError where that fails."""
+        from engines.cuda.region import DeviceCheck
+
+        return from_plain(DeviceCheck, self._ask("check", {}, timeout_seconds).body)
 
     def derived(self, files: Mapping[str, Path], timeout_seconds: float = 120.0) -> SealedMemory:
         """Derived weights from safetensors files, one a concrete slot; names are `<slot>/<tensor>`.
@@ -141,9 +158,11 @@ def _memory(reply: Message) -> SealedMemory:
 class _Server:
     """The keeper's own state."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_driver: Callable[[str], Driver]) -> None:
         self.weights: SealedMemory | None = None
         self.derived: dict[str, SealedMemory] = {}
+        self.region: Region | None = None
+        self._make_driver = make_driver
 
     def answer(self, message: Message) -> tuple[dict[str, Any], list[int]]:
         if message.kind == "weights":
@@ -151,6 +170,10 @@ class _Server:
         if message.kind == "derived":
             files = {slot: Path(path) for slot, path in message.body["files"].items()}
             return self._derive(message.body["key"], files)
+        if message.kind == "place":
+            return self._place(message.body["device"]), []
+        if message.kind == "check":
+            return self._check(), []
         if message.kind == "hash":
             return {"sha256": self._hash()}, []
         if message.kind == "forget":
@@ -176,6 +199,23 @@ class _Server:
             "phases_ms": {"weights": (sealed - start) * 1e3, "weights_hash": (time.perf_counter() - sealed) * 1e3},
         }, [self.weights.fd]
 
+    def _place(self, device: str) -> Any:
+        from engines.cuda.region import Region, device_index
+        from engines.memory import attach
+
+        if self.weights is None:
+            raise ValueError("no weights are loaded")
+        if self.region is not None:
+            raise ValueError("the weights are on a device already")
+        index = device_index(self.weights.index, leave_out=PACKED)
+        self.region = Region(attach(self.weights), index, self._make_driver(device))
+        return self.region.weights
+
+    def _check(self) -> Any:
+        if self.region is None:
+            raise ValueError("no weights are on a device")
+        return self.region.check()
+
     def _derive(self, key: str, files: Mapping[str, Path]) -> tuple[dict[str, Any], list[int]]:
         from safetensors.torch import load_file
 
@@ -194,9 +234,12 @@ class _Server:
         return sha256_of(self.weights.fd, self.weights.index.num_bytes)
 
 
-def serve(channel: Channel) -> None:
-    """Answer until the judge closes. A request that fails is answered with its error; the keeper lives on."""
-    server = _Server()
+def serve(channel: Channel, make_driver: Callable[[str], Driver] | None = None) -> None:
+    """Answer until the judge closes. A request that fails is answered with its error; the keeper lives on.
+
+    `make_driver`: of a device; by default `CudaDriver`, imported when it is needed.
+    """
+    server = _Server(make_driver or _cuda_driver)
     while True:
         try:
             message = channel.receive()
@@ -209,6 +252,12 @@ def serve(channel: Channel) -> None:
             return
         except Exception as error:  # safetensors and torch raise types of their own
             channel.send("error", f"{type(error).__name__}: {error}"[:2000])
+
+
+def _cuda_driver(device: str) -> Driver:
+    from engines.cuda.driver import CudaDriver
+
+    return CudaDriver(device)
 
 
 def main() -> None:

@@ -222,6 +222,14 @@ def _view(base: ctypes.Array[ctypes.c_uint8], spec: TensorSpec) -> torch.Tensor:
     return torch.frombuffer(base, dtype=dtype, count=count, offset=spec.offset).view(spec.shape)
 
 
+def tensor_over(memory: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """The tensor that a spec places in flat uint8 memory, on whatever device that is; nothing is copied."""
+    dtype = DTYPES[spec.dtype]
+    if spec.num_bytes == 0:
+        return torch.empty(spec.shape, dtype=dtype, device=memory.device)
+    return memory[spec.offset : spec.offset + spec.num_bytes].view(dtype).view(spec.shape)
+
+
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
     return memoryview(flat.numpy())  # type: ignore[arg-type]

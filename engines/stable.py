@@ -28,6 +28,8 @@ from functools import partial
 import numpy as np
 
 from engines.client import Child
+from engines.cuda.conditions import Conditions, GpuMonitor
+from engines.cuda.region import DeviceCheck, DeviceWeights
 from engines.judge.contexts import Contexts
 from engines.judge.inputs import InputSet, SourceMaker, TokenSource, drawer, seed_of, window_tokens
 from engines.judge.pairing import Pair, SideBySide
@@ -147,6 +149,8 @@ class Stable:
         self._contexts: Contexts | None = None
         self._pair: PairChild | None = None
         self._reference: Child | None = None
+        self._monitor: GpuMonitor | None = None
+        self._conditions: Conditions | None = None
         self._births = 0
         self._folder = tempfile.mkdtemp(prefix="hotpass-engine-")
         """Holds the children's folders, those of a zygote that died included."""
@@ -159,6 +163,8 @@ class Stable:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise
         self.weights: KeptWeights
+        self.on_device: DeviceWeights | None = None
+        """The weights in a GPU's memory; None on a CPU."""
         self.kv: KvPlan
 
     def load(self) -> None:
@@ -169,6 +175,11 @@ class Stable:
         with self._phase("keep"):
             self.weights = self.keeper.finish_load()
         self.phases_ms.update(self.weights.phases_ms)
+        if self.recipe.device != "cpu":
+            with self._phase("place"):
+                self.on_device = self.keeper.place_on(self.recipe.device)
+            self._monitor = GpuMonitor()
+            self.phases_ms.update(self.on_device.phases_ms)
         with self._phase("calibrate"), machine_fault("calibration"):
             self.kv = self._calibrated()
         with self._phase("references"), machine_fault("the reference child"):
@@ -215,6 +226,7 @@ class Stable:
                 "model": self.recipe.model,
                 "index": self.weights.memory.index,
                 "formats": self.weights.formats,
+                "on_device": self.on_device,
                 "cuts": self.recipe.cuts,
                 "device": self.recipe.device,
                 "threads": threads or self.recipe.threads,
@@ -227,6 +239,8 @@ class Stable:
             )
             child.phases_ms.update(phases)
             child.phases_ms["load"] = (time.perf_counter() - start) * 1e3
+            if self.on_device is not None:
+                self.facts["weights"] = str(child.call_plain("weights_from", deadline=_soon()))
             if self._contexts is not None:
                 self._contexts.hand_to(child, _soon())
         except BaseException:
@@ -274,6 +288,7 @@ class Stable:
             noise_abs=self.noise_abs,
             incumbent_is_loaded=incumbent_is_loaded,
             brief_rows=self.brief_rows,
+            slowed=self._conditions.slowed if self._conditions is not None else tuple,
         )
 
     def held_out_sets(self, places: Sequence[Place], seed: int) -> dict[Place, list[InputSet]]:
@@ -295,8 +310,25 @@ class Stable:
                     item.loaded = self._untimed(child, "incumbent", place, item.tokens)
 
     def weights_hold(self) -> bool:
-        """Full hash of the keeper's memory against the one at load."""
-        return self.keeper.hash_weights() == self.weights.sha256
+        """Full hash of the keeper's memory against the one at load, and the device's against what was put there."""
+        return self.keeper.hash_weights() == self.weights.sha256 and not self.written_on_device().written
+
+    def written_on_device(self) -> DeviceCheck:
+        """What somebody has written to among the weights on the device; it is as it was again. Nothing on a CPU, whose weights are
+        sealed. Raises MachineError when the memory does not hold."""
+        if self.on_device is None:
+            return DeviceCheck(written=(), check_ms=0.0, reload_ms=0.0)
+        return self.keeper.check_device()
+
+    def watch_conditions(self) -> Conditions:
+        """Note from now on, between rounds, what the GPU does. Only where weights are on one."""
+        assert self._monitor is not None, "made as the weights were placed"
+        self._conditions = Conditions(sample=self._monitor.sample)
+        return self._conditions
+
+    def monitored_bytes(self, pid: int) -> int | None:
+        """Device memory of a process by the driver's count; None where it is not told."""
+        return self._monitor.process_bytes(pid) if self._monitor is not None else None
 
     def places(self, cuts: Sequence[int]) -> list[Place]:
         """Every row of those cuts."""
@@ -309,6 +341,9 @@ class Stable:
         if self._contexts is not None:
             self._contexts.close()
             self._contexts = None
+        if self._monitor is not None:
+            self._monitor.close()
+            self._monitor = None
         self.zygote.close()
         self.keeper.close()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -49,6 +49,7 @@ def process_environment(threads: int, search_path: tuple[str, ...] = ()) -> dict
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",  # no pool of compiler processes inside a child
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking whether there is a GPU initialises CUDA else, and a fork after it is useless
         "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's allocator would start a thread in the zygote
         "ARROW_IO_THREADS": "1",
     }

@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 
 from engines.confine import confine
+from engines.cuda.forks import is_initialised
 from engines.launch import Launched
 from engines.limits import (
     CappedOutput,
@@ -228,6 +229,9 @@ class _Server:
         gc.collect()
         gc.freeze()
         threads = [Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")]
+        if is_initialised():
+            self.channel.send("error", "an import initialised CUDA, a forked child could not use it")
+            return
         if len(threads) != 1:
             self.channel.send("error", f"an import started threads, a fork would hang: {threads}")
             return

@@ -1,10 +1,13 @@
 """CUDA graphs of the decode rows of a plan. Not tried on a GPU; its logic is tested with a capture that runs on a CPU.
 
     row ──static inputs, longest context──► capture ──canary: replay against eager──► replay for batches of the row's slots
+    before each window: do weights and KV lie where they lay? ──no──► all are captured again, and the window does not count
 
 A graph replays device work only: lengths come from the positions on the device, host-side facts are frozen at capture. So a graph is
 used only for the slots that it was captured with, within the context that it was captured for, and only while every tensor that it
-reads still lies where it lay (a part that exchanged its weights or KV afterwards would read stale memory).
+reads still lies where it lay (a part that exchanged its weights or KV afterwards would read stale memory). Addresses are compared once
+a window and not once a step: reading some hundred of them takes as long as a good part of a small model's step. The serving loop uses
+slots of its own, and runs without graphs.
 """
 
 from __future__ import annotations
@@ -38,25 +41,36 @@ class CapturedRow:
     logits: torch.Tensor
     counts: dict[str, int]
     """Claimed slot → calls of a part in one replay."""
-    addresses: tuple[int, ...]
 
 
 class GraphedRows:
     """Answers a decode step from a graph where one was captured for it."""
 
-    def __init__(self, side: DecoderSide) -> None:
-        self._side = side
+    def __init__(self, side: DecoderSide, capture: Capture) -> None:
+        self._side, self._capture = side, capture
         self._rows: dict[tuple[int, ...], CapturedRow] = {}
+        self._addresses: tuple[int, ...] = ()
 
-    def add(self, row: CapturedRow) -> None:
-        self._rows[row.static.host_slots] = row
+    def renew(self) -> int:
+        """Capture every decode row of the plan if what graphs read has moved since the last time. How many were captured. Raises
+        CandidateFailed where replay and eager differ."""
+        now = addresses(self._side)
+        if now == self._addresses:
+            return 0
+        self._rows.clear()
+        for row, item in enumerate(self._side.plan.rows):
+            if item.phase == "decode":
+                captured = _captured(self._side, row, self._capture)
+                self._rows[captured.static.host_slots] = captured
+                _check_canary(self._side, row, self)
+        self._side.reset_counts()
+        self._addresses = now
+        return len(self._rows)
 
     def __call__(self, batch: Batch) -> torch.Tensor | None:
         row = self._rows.get(batch.host_slots)
         if row is None or batch.phase != "decode" or batch.context > row.static.context:
             return None
-        if addresses(self._side) != row.addresses:
-            raise failed(FailureKind.PROTOCOL, "tensors that a captured graph reads have moved")
         row.static.tokens.copy_(batch.tokens)
         row.static.positions.copy_(batch.positions)
         row.replay()
@@ -68,15 +82,11 @@ class GraphedRows:
 
 def capture_rows(side: DecoderSide, undo: ExitStack, capture: Capture | None = None) -> None:
     """Capture each decode row of the plan, after its warm-up. Raises CandidateFailed where replay and eager differ."""
-    graphs = GraphedRows(side)
+    graphs = GraphedRows(side, capture or _capture_cuda)
     side.step.device_lengths = True
     undo.callback(setattr, side.step, "device_lengths", False)
     with torch.inference_mode():
-        for row, item in enumerate(side.plan.rows):
-            if item.phase == "decode":
-                captured = _captured(side, row, capture or _capture_cuda)
-                graphs.add(captured)
-                _check_canary(side, row, graphs)
+        graphs.renew()
     side.graphs = graphs
     undo.callback(setattr, side, "graphs", None)
 
@@ -106,9 +116,7 @@ def _captured(side: DecoderSide, row: int, capture: Capture) -> CapturedRow:
         step()
     side.reset_counts()
     replay, logits = capture(step)
-    return CapturedRow(
-        static=static, replay=replay, logits=logits, counts=dict(side.counts()), addresses=addresses(side)
-    )
+    return CapturedRow(static=static, replay=replay, logits=logits, counts=dict(side.counts()))
 
 
 def _check_canary(side: DecoderSide, row: int, graphs: GraphedRows) -> None:

@@ -7,12 +7,16 @@ Plain methods over plain data (`engines.program.Program`): no socket, no process
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from engines.cuda.checksum import checksum_of
+from engines.cuda.level import allocated_bytes, settle
+from engines.cuda.timing import Sweep
 from engines.decoder import baseline, fingerprint, templates
 from engines.decoder.attention import StepState
 from engines.decoder.batch import build_batch
@@ -88,7 +92,10 @@ class DecoderProgram:
         self._shallowest = min(range(len(cuts)), key=lambda index: len(cuts[index]))
         self._configs = [cut_config(model.folder, cut) for cut in self._cuts]
         shared = weights if device == "cpu" else _on_device(weights, self._device)
+        self._written_to = () if device == "cpu" else tuple(shared.values())
+        self._key = secrets.randbits(64)
         self._weights: list[Mapping[str, torch.Tensor]] = [shared.cut(cut) for cut in self._cuts]
+        self._sweep = Sweep(self._device)
         self._reason = why_not_ragged(self._configs[0])
         watch.lap("weights")
         self._reason = self._reason or self._tried(self._shallowest)
@@ -148,6 +155,7 @@ class DecoderProgram:
                 self._take_off(self._sides[side, cut])
         torch.set_num_threads(self._threads)
         return_freed_memory()
+        settle(self._device)
 
     def compute_contexts(self, cut: int, row: int, tokens: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """KV float32 [layers, 2, kv_heads, context, head_dim] of each sequence; the tokens themselves where the model keeps
@@ -171,7 +179,9 @@ class DecoderProgram:
         target.load_contexts(row, contexts)
 
     def run_window(self, side: str, cut: int, row: int, inputs: WindowInputs, out: torch.Tensor) -> WindowReply:
-        return run_window(self._side(side, cut), row, inputs, out)
+        reply = run_window(self._side(side, cut), row, inputs, out)
+        self._sweep()
+        return reply
 
     def echo(self, side: str, cut: int | None) -> Echo:
         on = self._loaded(side, self._deepest if cut is None else cut)
@@ -269,12 +279,21 @@ class DecoderProgram:
         torch.set_num_threads(threads)
         return Fingerprint(
             probe_sha256=" ".join(digests),
-            flags={**fingerprint.flags(self._born, self._classes()), "trees": ", ".join(sorted(changed))},
+            flags={
+                **fingerprint.flags(self._born, self._classes()),
+                "trees": ", ".join(sorted(changed)),
+                **self._weights_now(),
+            },
             threads_alive=fingerprint.threads_alive(),
             children_alive=fingerprint.children_alive(),
             resident_bytes=fingerprint.resident_bytes(),
             open_files=fingerprint.open_files(),
+            device_bytes=allocated_bytes(self._device),
         )
+
+    def _weights_now(self) -> dict[str, str]:
+        """Those of a GPU may have been written to; sealed memory cannot. The keeper looks too, where they are its own."""
+        return {"weights": checksum_of(self._written_to, self._key)} if self._written_to else {}
 
     def _serve(
         self,

@@ -12,7 +12,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,6 +26,9 @@ from engines.program import KvPlan
 from hotpass.records.candidate import AS_LOADED, Candidate, Value
 from hotpass.records.measurement import FailureKind
 from hotpass.settings import DEFAULTS
+
+if TYPE_CHECKING:
+    from engines.decoder.graphs import GraphedRows
 
 Forward = Callable[[Batch, KvPool], torch.Tensor]
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -66,7 +69,7 @@ class DecoderSide:
         self.installed: Installed | None = None
         self.as_loaded: Forward = net.forward if own is None else own.forward
         self.forward: Forward = self.as_loaded
-        self.graphs: Callable[[Batch], torch.Tensor | None] | None = None
+        self.graphs: GraphedRows | None = None
         """Replays a captured step; answers None for a batch that was not captured."""
         self._templates: dict[int, Batch] = {}
         self._structure = Structure(net.modules.values())

@@ -2,8 +2,8 @@
 
     tokens [steps, query_tokens] ──► step by step (teacher-forced) ──► out [steps, num_seqs, vocab] float32, then the reply
 
-The copy into `out` is inside the window, since timed outputs are the checked outputs. The clock here is the child's own word; the
-judge has its own.
+The copy into `out` is inside the window, since timed outputs are the checked outputs. The clock here is the child's own word, and so
+are a GPU's events beside it; the judge has a clock of its own, and holds both against it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 
 import torch
 
+from engines.cuda.timing import device_marks
 from engines.decoder.batch import build_batch
 from engines.decoder.compile import compile_count
 from engines.decoder.side import DecoderSide
@@ -30,14 +31,17 @@ def run_window(side: DecoderSide, row: int, inputs: WindowInputs, out: torch.Ten
     side.activate()
     side.reset_counts()
     compiled_before = compile_count()
-    failure, done = None, 0
+    failure, done, captured, device_seconds = None, 0, 0, 0.0
+    finish = device_marks(side.device)
     start = time.perf_counter()
     try:
         with torch.inference_mode():
+            if side.graphs is not None:
+                captured = side.graphs.renew()
             tokens = inputs.tokens.to(side.device)
             for done in range(steps):
                 out[done].copy_(side.run(side.row_batch(row, done, tokens[done])))
-            synchronize(side.device)
+            device_seconds = finish()
         done = steps
     except (Exception, SystemExit) as error:
         if side.installed is None:
@@ -49,8 +53,9 @@ def run_window(side: DecoderSide, row: int, inputs: WindowInputs, out: torch.Ten
         seconds=seconds,
         steps=done,
         activation=side.counts(),
-        compile_events=compile_count() - compiled_before,
+        compile_events=compile_count() - compiled_before + captured,
         failure=failure,
+        device_seconds=device_seconds,
     )
 
 

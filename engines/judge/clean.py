@@ -1,7 +1,8 @@
 """Whether a child is as it was born, after a candidate was taken out: what the program says, and what the kernel says.
 
 The program's fingerprint can be forged by code that stayed behind; where memory is mapped and how many threads live is read from
-/proc, out of the child's reach. Weights lie in sealed memory, so that a mapping that is where it was holds what it held.
+/proc, out of the child's reach. Weights lie in sealed memory, so that a mapping that is where it was holds what it held; those in a
+GPU's memory the keeper looks at (`engines.cuda.region`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from engines.stable import PairChild, Stable
 
 MEMORY_MARGIN_BYTES = 1 << 29
 """Growth of a child's resident memory since birth beyond which it counts as residue."""
+
+DEVICE_MARGIN_BYTES = 8 << 20
+"""The same of a GPU's memory, where nothing is kept that was given back: a few of the allocator's smallest blocks."""
 
 
 def differences(birth: Fingerprint, now: Fingerprint) -> list[str]:
@@ -29,6 +33,8 @@ def differences(birth: Fingerprint, now: Fingerprint) -> list[str]:
         found.append(f"open files {birth.open_files} -> {now.open_files}")
     if now.resident_bytes > birth.resident_bytes + MEMORY_MARGIN_BYTES:
         found.append(f"resident memory grew by {(now.resident_bytes - birth.resident_bytes) >> 20} MiB")
+    if now.device_bytes > birth.device_bytes + DEVICE_MARGIN_BYTES:
+        found.append(f"device memory grew by {(now.device_bytes - birth.device_bytes) >> 20} MiB")
     return found
 
 

@@ -13,7 +13,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,7 +24,7 @@ from engines.judge.inputs import Drawer, InputSet
 from engines.judge.pairing import Pair
 from engines.judge.windows import Window, answer_from_kv
 from engines.program import CandidateFailed, KvPlan
-from hotpass.records.measurement import MeasuredBlock, OutputCheck, Side, Stopping
+from hotpass.records.measurement import Failure, FailureKind, MeasuredBlock, OutputCheck, Side, Stopping
 from hotpass.stats import SequentialTest, weighted_round
 
 ORDERS = ("ABBA", "BAAB")
@@ -70,10 +70,16 @@ class Plan:
     """Rows that have a window a side and round instead of two."""
     alone_seconds: Mapping[Place, float] = field(default_factory=dict)
     """A step of the incumbent beside itself; its windows are waited for until the deadline where that is not known."""
+    slowed: Callable[[], Sequence[str]] = tuple
+    """Asked after each round: what slowed the machine down in it, so that it is to be measured again. Nothing by default."""
 
 
 ROOM = 2.5
 """Rounds that must fit before the deadline for another to begin: that one, and the checks that follow the last."""
+
+
+MAX_SLOWED = 3
+"""Rounds in a row on a machine that slows itself down, after which this is not the time to measure (FAILURES E3)."""
 
 
 class Rounds:
@@ -92,7 +98,7 @@ class Rounds:
             start = time.monotonic()
             if test.values and start + ROOM * longest > deadline:
                 break
-            test.add(self.round(len(test.values), deadline))
+            test.add(self._steady_round(len(test.values), deadline))
             longest = max(longest, time.monotonic() - start)
         self.finish_checks(deadline)
         return test
@@ -102,6 +108,17 @@ class Rounds:
         blocks = [self.block(place, index, deadline) for place in self._plan.places]
         self._evidence.blocks += blocks
         return weighted_round(blocks)
+
+    def _steady_round(self, index: int, deadline: float) -> float:
+        """A round in which nothing slowed the machine down. Raises CandidateFailed (disturbed) when there is none."""
+        for _ in range(MAX_SLOWED):
+            ratio = self.round(index, deadline)
+            reasons = self._plan.slowed()
+            if not reasons:
+                return ratio
+            del self._evidence.blocks[-len(self._plan.places) :]
+        message = f"not measurable now: {', '.join(reasons)} in {MAX_SLOWED} rounds in a row"
+        raise CandidateFailed(Failure(kind=FailureKind.DISTURBED, message=message))
 
     def block(self, place: Place, index: int, deadline: float) -> MeasuredBlock:
         """Windows of both sides on one row of one cut."""

@@ -8,6 +8,7 @@ The clock of record is the judge's. The child's own time only has to agree with 
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,10 +48,17 @@ class Window:
     logits: np.ndarray
     """float32 [steps, num_seqs, vocab], the judge's own copy."""
     activation: Mapping[str, int]
+    device_seconds: float = 0.0
+    """By a GPU's events; 0 on a CPU."""
 
     @property
     def clock_ratio(self) -> float:
-        return self.child_seconds / self.seconds
+        """The child's clock over the judge's, or its device's where that is further from 1: work on a stream that nothing waits for is
+        not between the events."""
+        ratios = [self.child_seconds / self.seconds]
+        if self.device_seconds:
+            ratios.append(self.device_seconds / self.seconds)
+        return max(ratios, key=lambda ratio: abs(math.log(ratio)))
 
 
 def run_window(
@@ -89,7 +97,15 @@ def _run_once(
         ran = ran_after - ran_before
         if reply.seconds < least_claim(ran, len(frame)):
             raise child.broken(f"the child claims {reply.seconds:.6f} s in a window in which it ran {ran:.6f} s")
-    window = Window(seconds=seconds, child_seconds=reply.seconds, logits=logits, activation=dict(reply.activation))
+    if not 0 <= reply.device_seconds <= seconds * CLAIMED_TIME_SLACK + 1e-4:
+        raise child.broken(f"the device's events say {reply.device_seconds:.6f} s in a window of {seconds:.6f} s")
+    window = Window(
+        seconds=seconds,
+        child_seconds=reply.seconds,
+        logits=logits,
+        activation=dict(reply.activation),
+        device_seconds=reply.device_seconds,
+    )
     return window, reply.compile_events
 
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from engines.cuda.level import allocated_bytes, settle
+from engines.cuda.timing import Sweep
 from engines.decoder import fingerprint
 from engines.decoder.install import install
 from engines.decoder.side import DecoderSide
@@ -66,6 +68,7 @@ class ModuleProgram:
         torch.set_num_threads(threads)
         self._plan, self._threads, self._device = plan, threads, torch.device(device)
         self._epoch = weights.epoch
+        self._sweep = Sweep(self._device)
         facts = module_facts(model)
         self._examples, self._constants = facts.examples, constants_of(model)
         self._judged = model.vocab_size
@@ -125,6 +128,7 @@ class ModuleProgram:
             self._take_off(self._sides[side])
         torch.set_num_threads(self._threads)
         return_freed_memory()
+        settle(self._device)
 
     def compute_contexts(self, cut: int, row: int, tokens: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [torch.empty(0, dtype=torch.int64) for _ in tokens]
@@ -133,7 +137,9 @@ class ModuleProgram:
         """A module has none."""
 
     def run_window(self, side: str, cut: int, row: int, inputs: WindowInputs, out: torch.Tensor) -> WindowReply:
-        return run_window(self._side(side), row, inputs, out)
+        reply = run_window(self._side(side), row, inputs, out)
+        self._sweep()
+        return reply
 
     def echo(self, side: str, cut: int | None) -> Echo:
         return Echo(candidate_id=self._loaded(side).candidate.id, epoch=self._epoch)
@@ -217,6 +223,7 @@ class ModuleProgram:
             children_alive=fingerprint.children_alive(),
             resident_bytes=fingerprint.resident_bytes(),
             open_files=fingerprint.open_files(),
+            device_bytes=allocated_bytes(self._device),
         )
 
     def _served(self, target: ModuleSide, prompt: Sequence[int]) -> int:

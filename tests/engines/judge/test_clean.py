@@ -20,6 +20,7 @@ BIRTH = Fingerprint(
 
 
 def test_a_child_as_it_was_born_has_no_differences() -> None:
+    assert differences(BIRTH, replace(BIRTH, device_bytes=8 << 20)) == []
     smaller = replace(BIRTH, resident_bytes=1, open_files=8, threads_alive=2)
     assert differences(BIRTH, BIRTH) == differences(BIRTH, smaller) == []
 
@@ -35,6 +36,7 @@ def test_a_child_as_it_was_born_has_no_differences() -> None:
         ({"children_alive": 2}, "2 processes left behind"),
         ({"open_files": 12}, "open files 9 -> 12"),
         ({"resident_bytes": (1 << 30) + MEMORY_MARGIN_BYTES + (1 << 20)}, "resident memory grew by 513 MiB"),
+        ({"device_bytes": (9 << 20) + 1}, "device memory grew by 9 MiB"),
     ],
 )
 def test_each_residue_is_named(change: dict[str, object], reason: str) -> None:

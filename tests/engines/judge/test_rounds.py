@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -12,9 +13,9 @@ import pytest
 from engines.judge.inputs import RandomTokens, drawer, window_tokens
 from engines.judge.rounds import Evidence, Plan, Rounds
 from engines.judge.windows import Window
-from engines.program import KvPlan
+from engines.program import CandidateFailed, KvPlan
 from engines.stable import brief_rows
-from hotpass.records.measurement import Side
+from hotpass.records.measurement import FailureKind, Side, Stopping
 from hotpass.records.shapes import Phase, ShapeRow
 
 
@@ -54,7 +55,9 @@ class ScriptedPair:
         return Window(seconds=seconds, child_seconds=seconds, logits=logits, activation={})
 
 
-def rounds(pair: ScriptedPair, evidence: Evidence, brief: frozenset[int]) -> Rounds:
+def rounds(
+    pair: ScriptedPair, evidence: Evidence, brief: frozenset[int], slowed: Callable[[], Sequence[str]] = tuple
+) -> Rounds:
     source = RandomTokens(100, 1)
     rng = random.Random(3)
     places = [(0, 0), (0, 1)]
@@ -66,6 +69,7 @@ def rounds(pair: ScriptedPair, evidence: Evidence, brief: frozenset[int]) -> Rou
         noise_abs=0.0,
         incumbent_is_loaded=True,
         brief_rows=brief,
+        slowed=slowed,
     )
     return Rounds(pair, plan, evidence, rng)  # type: ignore[arg-type]
 
@@ -98,3 +102,22 @@ def test_windows_go_where_the_noise_is() -> None:
     assert brief_rows([0.33, 0.33, 0.33, 0.01], [0.06, 0.06, 0.06, 0.6], steps) == {3}
     assert brief_rows([0.2, 0.2, 0.2, 0.4], [0.06, 0.06, 0.06, 0.6], steps) == frozenset()
     assert brief_rows([0.5, 0.5], [0.06, 0.05], [2, 2]) == frozenset()
+
+
+def test_rounds_on_a_gpu_that_slows_itself_down_are_measured_again() -> None:
+    looks = iter([(), ("hardware slowdown",), ("hardware slowdown",), (), ()])
+    pair, evidence = ScriptedPair(), Evidence()
+    measured = rounds(pair, evidence, frozenset(), lambda: next(looks))
+    ratios = [measured._steady_round(index, 1e18) for index in range(3)]
+    assert ratios == pytest.approx([np.log(2.0)] * 3)
+    assert [block.round_index for block in evidence.blocks] == [0, 0, 1, 1, 2, 2], "blocks of a repeated round are gone"
+    assert len(pair.ran) == 5 * 8, "five rounds ran"
+
+
+def test_a_gpu_that_does_not_cool_down_is_no_verdict_on_the_candidate() -> None:
+    evidence = Evidence()
+    measured = rounds(ScriptedPair(), evidence, frozenset(), lambda: ("hardware power brake",))
+    with pytest.raises(CandidateFailed, match="hardware power brake in 3 rounds") as caught:
+        measured.until_decided(Stopping(min_rounds=3, max_rounds=4), 1e18)
+    assert caught.value.failure.kind is FailureKind.DISTURBED
+    assert evidence.blocks == []
