@@ -25,6 +25,7 @@ from cluster.state import AttemptRow, chain
 from hotpass.canonical import content_hash
 from hotpass.decode import json_safe
 from hotpass.errors import InputError, MachineError
+from hotpass.pairing import choose_pairing
 from hotpass.records.candidate import AS_LOADED, Candidate, Numerics
 from hotpass.records.measurement import (
     Assignment,
@@ -271,7 +272,7 @@ class Session:
             rows=deployment.shapes.rows,
             seed=self.seed_of(purpose, number),
             deadline_seconds=deadline,
-            pairing=Pairing.TWO_PROCESSES if purpose is Purpose.COLD else Pairing.SIDE_BY_SIDE,
+            pairing=choose_pairing(incumbent, candidate, tier, purpose),
             stopping=stopping,
             replay_requests=max(pace.replay_requests, 2 * deployment.concurrency) if tier is Tier.SLOW else 0,
         )

@@ -94,6 +94,7 @@ def install(
     side.uninstall()
     watch = Stopwatch()
     undo = ExitStack()
+    compiled_before = compiling.compile_count()
     try:
         settings = _checked_settings(candidate, side)
         parts = _compiled(candidate, side.device, table.engine, undo)
@@ -125,8 +126,7 @@ def install(
         if candidate == AS_LOADED:
             raise
         raise failed_by(error, FailureKind.INSTALL, "the install fails") from None
-    if derived_bytes:
-        actual = max(actual, Reload.REWEIGHT, key=lambda kind: kind.rank)
+    actual = max(actual, _taken_by_parts(side, compiled_before, derived_bytes), key=lambda kind: kind.rank)
     declared = [part.declared.reload for part in parts] + [reload_of_settings(settings)]
     return ReloadReport(
         candidate_id=candidate.id,
@@ -137,6 +137,15 @@ def install(
         slots=tuple(sorted(counts)),
         derived_bytes=derived_bytes,
     )
+
+
+def _taken_by_parts(side: DecoderSide, compiled_before: int, derived_bytes: int) -> Reload:
+    """The costliest reload that shows in what the parts did, whatever they declare."""
+    if not side.keeps_its_kv:
+        return Reload.REKV
+    if derived_bytes:
+        return Reload.REWEIGHT
+    return Reload.RECAPTURE if compiling.compile_count() > compiled_before else Reload.HOT
 
 
 def _checked_settings(candidate: Candidate, side: DecoderSide) -> dict[str, Value]:
