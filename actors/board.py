@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from actors.errors import ray_errors
 from hotpass.canonical import Json
+from search.agents.exchange import Exchange
 from search.agents.spend import LlmCall, LlmSpend
 from search.agents.tools import Desk, call_tool
 
@@ -22,7 +23,7 @@ ANSWER_SECONDS = 180.0
 class ServedDesk(Desk, Protocol):
     """A desk with what agents need beside the tools."""
 
-    def tell(self, call: LlmCall) -> None: ...
+    def tell(self, call: LlmCall, exchange: Exchange | None = None) -> None: ...
 
     def waiting(self, author: str) -> int: ...
 
@@ -40,8 +41,8 @@ class BoardServer:
         """Raises InputError for a bad call."""
         return call_tool(self._desk, author, tool, arguments)
 
-    def tell(self, call: LlmCall) -> None:
-        self._desk.tell(call)
+    def tell(self, call: LlmCall, exchange: Exchange | None = None) -> None:
+        self._desk.tell(call, exchange)
 
     def waiting(self, author: str) -> int:
         return self._desk.waiting(author)
@@ -75,8 +76,8 @@ class RemoteLink:
     def call(self, author: str, tool: str, arguments: Mapping[str, Any]) -> Json:
         return self._ask("call", author, tool, dict(arguments))
 
-    def tell(self, call: LlmCall) -> None:
-        self._ask("tell", call)
+    def tell(self, call: LlmCall, exchange: Exchange | None = None) -> None:
+        self._ask("tell", call, exchange)
 
     def waiting(self, author: str) -> int:
         return int(self._ask("waiting", author))

@@ -6,7 +6,6 @@ Loads the module tree over the mapped weights (a second or two for a small model
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hotpass.records.deployment import ModelRef
@@ -25,11 +24,12 @@ _ONE_STEP = ShapeRow(
 def open_program(model: ModelRef) -> DecoderProgram | ModuleProgram:
     """The whole model as an engine's children have it. Raises InputError for a model that cannot be read."""
     from engines.decoder.program import DecoderProgram
-    from engines.prepare.store import MODULE_FILE, open_weights
+    from engines.module.opened import is_module, open_module
+    from engines.prepare.store import open_weights
     from engines.program import KvPlan
 
-    if (Path(model.folder) / MODULE_FILE).exists():
-        return _open_module(model)
+    if is_module(model):
+        return open_module(model)[0]
     program = DecoderProgram()
     program.load(
         model,
@@ -39,26 +39,6 @@ def open_program(model: ModelRef) -> DecoderProgram | ModuleProgram:
         1,
         KvPlan(rows=(_ONE_STEP,), steps_per_window=(1,), serving_slots=1, serving_context=64),
     )
-    return program
-
-
-def _open_module(model: ModelRef) -> ModuleProgram:
-    from engines.module.prepare import module_facts
-    from engines.module.program import ModuleProgram
-    from engines.module_engine import module_shapes
-    from engines.prepare.store import open_weights
-    from engines.program import KvPlan
-
-    examples = module_facts(model).examples
-    plan = KvPlan(
-        rows=module_shapes(examples).rows,
-        steps_per_window=(1,) * len(examples),
-        serving_slots=0,
-        serving_context=1,
-        widths=tuple(example.width for example in examples),
-    )
-    program = ModuleProgram()
-    program.load(model, open_weights(model), [tuple(range(model.num_layers))], "cpu", 1, plan)
     return program
 
 

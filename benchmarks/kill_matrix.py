@@ -3,13 +3,16 @@
     campaign on real processes (Ray actors, MLflow server) ─► SIGKILL one of them, or a full disk ─► end, resume ─► the log, held
     against what was acknowledged before: attempts lost, counted twice, MLflow runs that are still RUNNING
 
-The engine is the fake one: what dies is real. A candidate's own child process exists in the decoder engine only; here a candidate
-that crashes stands for it (`tests/engines` kill real ones).
+Nine victims: engine, builder, proposer and board are Ray actors; the driver is the process of the campaign; the recorder is two halves in
+that process, of which this kills the one that mirrors, at a moment counted in runs that MLflow has; the MLflow server is a process of its
+own; the full disk is a limit on the size of files. For these the engine is the fake one: what dies is real. A child is a process of the
+decoder engine on a tiny random model, forked from its zygote, killed while it measures.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -17,6 +20,7 @@ import resource
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -30,9 +34,12 @@ from benchmarks.search_campaigns import scratch
 from cluster.events import read_events
 from cluster.journal import FOLDER
 from cluster.ledger import import_mlflow
+from engines.prepare.tiny import make_tiny_model
 from search.agents.scripted import Say, ScriptedServer, in_turn
 
 ATTEMPTS = 40
+ATTEMPTS_OF_CHILDREN = 8
+"""Of a campaign on the decoder engine: each takes seconds."""
 ACTORS = {"engine": "EngineServer", "builder": "BuilderServer", "proposer": "ProposerServer", "board": "BoardServer"}
 VICTIMS = (*ACTORS, "child", "driver", "recorder", "mlflow", "disk")
 
@@ -69,14 +76,14 @@ def one_kill(folder: Path, victim: str, draw: random.Random) -> dict[str, int]:
         limit = _limited(draw.randrange(120_000, 400_000)) if victim == "disk" else None
         campaign = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=limit)
         met = _strike(campaign, folder, victim, server, draw)
-        campaign.wait(timeout=180)
+        campaign.wait(timeout=300)
         acknowledged = _attempts(folder)
         if server is not None:
             server.kill()
             server.wait()
             server, _ = _mlflow_server(folder.parent, int(uri.rsplit(":", 1)[1]))
         resumed = [sys.executable, "-m", "cluster.cli", "compile", "--resume", str(folder), "--quiet"]
-        subprocess.run(resumed, check=True, stdout=subprocess.DEVNULL, timeout=300)
+        subprocess.run(resumed, check=True, stdout=subprocess.DEVNULL, timeout=600)
         after = _attempts(folder)
         running = _running(uri or f"sqlite:///{(folder / 'mlflow.db').resolve()}")
         if server is not None:
@@ -87,19 +94,13 @@ def one_kill(folder: Path, victim: str, draw: random.Random) -> dict[str, int]:
 
 
 def _command(folder: Path, victim: str, llm_url: str, uri: str) -> list[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "cluster.cli",
-        "compile",
-        "--model",
-        "fake",
-        "--traffic",
-        "chat",
-        "--engine",
-        "fake",
-    ]
-    command += ["--budget", "2h", "--max-attempts", str(ATTEMPTS), "--no-baselines", "--quiet", "--out", str(folder)]
+    command = [sys.executable, "-m", "cluster.cli", "compile", "--traffic", "chat"]
+    if victim == "child":
+        model = make_tiny_model(folder.parent / "model")
+        command += ["--engine", "decoder", "--model", str(model), "--requests", "20", "--budget", "4m"]
+    else:
+        command += ["--engine", "fake", "--model", "fake", "--budget", "2h"]
+    command += ["--max-attempts", str(_most(victim)), "--no-baselines", "--quiet", "--out", str(folder)]
     if victim not in ACTORS:
         command += ["--no-ray"]
     if victim in ("proposer", "board"):
@@ -123,15 +124,20 @@ def _strike(
     server: subprocess.Popen[bytes] | None,
     draw: random.Random,
 ) -> bool:
-    """Kill the victim after a random number of acknowledged attempts; True when there was one to kill."""
-    after = draw.randrange(1, ATTEMPTS // 2)
-    while campaign.poll() is None and (not folder.exists() or len(_attempts(folder)) < after):
+    """Kill the victim after a random number of acknowledged attempts, and a moment; True when there was one to kill."""
+    after, moment = draw.randrange(1, _most(victim) // 2), draw.uniform(0.0, 0.2)
+    count = _mirrored if victim == "recorder" else lambda folder: len(_attempts(folder))
+    while campaign.poll() is None and (not folder.exists() or count(folder) < after):
         time.sleep(0.02)
-    if victim in ("disk", "child"):
+    if victim == "disk":
         return True
+    time.sleep(moment)
+    if victim == "child":
+        return _kill_child(campaign)
     if victim in ("driver", "recorder"):
+        alive = campaign.poll() is None
         campaign.send_signal(signal.SIGKILL)
-        return True
+        return alive
     if victim == "mlflow":
         assert server is not None
         server.kill()
@@ -146,6 +152,29 @@ def _strike(
     return bool(with_name)
 
 
+def _most(victim: str) -> int:
+    return ATTEMPTS_OF_CHILDREN if victim == "child" else ATTEMPTS
+
+
+def _kill_child(campaign: subprocess.Popen[bytes]) -> bool:
+    """One of those that a zygote forked, the youngest: the one that has a candidate. Looked for until the campaign ends."""
+    while campaign.poll() is None:
+        zygotes = [p for p in psutil.Process(campaign.pid).children(recursive=True) if _names(p, "engines.zygote")]
+        children = [child for zygote in zygotes for child in _children(zygote)]
+        if children:
+            children[-1].kill()
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children()
+    except psutil.Error:
+        return []
+
+
 def _names(process: psutil.Process, actor: str) -> bool:
     try:
         return any(actor in word for word in process.cmdline())
@@ -158,6 +187,18 @@ def _attempts(folder: Path) -> list[int]:
     if not (folder / FOLDER).exists():
         return []
     return [int(e.payload["assignment"]) for e in read_events(folder / FOLDER) if e.kind == "attempt"]
+
+
+def _mirrored(folder: Path) -> int:
+    """Runs that the campaign's own MLflow store has."""
+    store = folder / "mlflow.db"
+    if not store.exists():
+        return 0
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as database:
+            return int(database.execute("SELECT count(*) FROM runs").fetchone()[0])
+    except sqlite3.Error:
+        return 0
 
 
 def _running(uri: str) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from cluster.resolve import resolve
 from cluster.spec import make_spec
 from cluster.state import AttemptRow, CampaignState
 from cluster.trying import Tried, find_candidate, make_wanted, try_candidate
+from hotpass.decode import from_plain
 from hotpass.records.candidate import Candidate
 from hotpass.records.measurement import Estimate, Purpose
 
@@ -47,6 +48,8 @@ class Best:
     tokens_per_second: float | None
     gates: Mapping[str, str]
     """Empty before the finalists were measured cold."""
+    spans: Mapping[str, Estimate] = field(default_factory=dict)
+    """Objective → ratio over the deployment as loaded; empty but in `Campaign.front`."""
 
 
 class Campaign:
@@ -90,6 +93,20 @@ class Campaign:
         """Where the search stands: no claim unless it is the best. None while nothing is faster than as loaded."""
         state = self.state
         return self._shown(state, state.best_so_far())
+
+    @property
+    def front(self) -> tuple[Best, ...]:
+        """With two objectives: who was measured cold, is sound, and is beaten by no other in both; the best is the one that leads by the
+        first objective. Empty before that, and with one objective."""
+        state = self.state
+        rows = {row.seq: row for row in state.attempts}
+        found = []
+        for member in state.front or ():
+            shown = self._shown(state, rows[int(member["attempt_seq"])])
+            if shown is not None:
+                spans = {name: from_plain(Estimate, span) for name, span in member["spans"].items()}
+                found.append(replace(shown, gates=dict(member["gates"]), spans=spans))
+        return tuple(found)
 
     def _shown(self, state: CampaignState, row: AttemptRow | None) -> Best | None:
         if row is None or row.speedup_vs_loaded is None:

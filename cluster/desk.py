@@ -29,6 +29,7 @@ from hotpass.records.candidate import AS_LOADED, Candidate, Numerics, PartSource
 from hotpass.records.measurement import Verdict
 from search.agents import tools
 from search.agents.compose import Composer, by_claim
+from search.agents.exchange import Exchange, keep_exchange
 from search.agents.spend import LlmCall, LlmSpend
 from search.board import make_post
 from search.catalogue import load_catalogue
@@ -69,12 +70,19 @@ class CampaignDesk:
                 briefing.slots,
                 allowed=Numerics(self.plan.spec.numerics),
                 compiler=briefing.compiler,
+                plans=self.plan.plans,
             )
         return self._composer
 
-    def tell(self, call: LlmCall) -> None:
-        """What an agent's call to its LLM came to, for the ledger."""
+    def tell(self, call: LlmCall, exchange: Exchange | None = None) -> None:
+        """What an agent's call to its LLM came to, for the ledger, and what was said: kept before the ledger names it."""
+        if exchange is not None:
+            keep_exchange(self.folder, exchange)
         self.inbox.tell(call)
+
+    def made_from(self, asked: tools.SubmitProposal, onto: Candidate) -> Candidate:
+        """What a submission comes to on that candidate. Raises InputError."""
+        return self.composer.composed(onto, self._uses(asked.parts), asked.settings)
 
     def waiting(self, author: str) -> int:
         """Its proposals without an attempt; -1 once the search has ended."""
@@ -241,7 +249,7 @@ class CampaignDesk:
         use = self._uses([asked.part])[0]
         self.composer.composed(AS_LOADED, [use], {})
         declared, deployment = declaration(use.source), self.plan.deployment
-        if self.plan.spec.engine != "decoder" or declared.device == "cuda":
+        if self.plan.spec.engine not in ("decoder", "module") or declared.device == "cuda":
             return {
                 "looks": "declared well",
                 "problem": "",
@@ -265,7 +273,7 @@ class CampaignDesk:
                 "campaign", self.folder.name, "takes no more proposals: its search has ended", "start another"
             )
         onto = self.follower.find(asked.onto)
-        candidate = self.composer.composed(onto, self._uses(asked.parts), asked.settings)
+        candidate = self.made_from(asked, onto)
         if candidate.id == onto.id:
             raise InputError("submission", onto.label, "changes nothing", "add a part, a parameter or a setting")
         parents = tuple(dict.fromkeys([onto.id, *(self.follower.find(name).id for name in asked.parents)]))
@@ -329,7 +337,7 @@ class CampaignDesk:
     def _sources(self) -> dict[str, dict[str, str]]:
         """Of the slots, made once a campaign when somebody first asks."""
         texts = read_sources(self.folder)
-        if not texts and self.plan.spec.engine == "decoder":
+        if not texts and self.plan.spec.engine in ("decoder", "module"):
             from engines.describe import describe_slots
 
             with self._lease("cpu"):

@@ -9,16 +9,18 @@ the result says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.front import Standing, cold_front, search_front, spans_of, spread
 from cluster.plan import HOPELESS
 from cluster.session import Session
 from cluster.state import AttemptRow, BaselineRow, CampaignState
 from hotpass.decode import json_safe
 from hotpass.records.candidate import AS_LOADED, Candidate, Numerics
 from hotpass.records.measurement import Estimate, Purpose, Tier, Verdict
+from search.objectives import TOKENS_PER_S, parse_objectives
 from search.proposers import lowest_tier
 from verification.claims import Baseline, Claim, Claims, claims_of
 from verification.gates import first_gates, passed
@@ -44,8 +46,15 @@ class Finalist:
         return passed(self.gates) and self.cold.attempt.verdict is Verdict.FASTER
 
 
-def choose_finalists(state: CampaignState, limit: int) -> list[str]:
-    """Candidate ids, the most promising first: the incumbent, then the fastest of the fast tier that were no slow-tier losers."""
+def choose_finalists(state: CampaignState, limit: int, objectives: Sequence[str] = (TOKENS_PER_S,)) -> list[str]:
+    """Candidate ids, the most promising first: the incumbent, then the fastest of the fast tier that were no slow-tier losers.
+
+    With two objectives the incumbent, then others of the search's Pareto front, its ends first, and one more of them in all.
+    """
+    if len(objectives) > 1:
+        others = [key for key in search_front(state, objectives) if key != state.incumbent_id]
+        first = [state.incumbent_id] if state.incumbents else []
+        return [*first, *spread(others, limit + 1 - len(first))]
     refused = {
         row.attempt.candidate_id
         for row in state.attempts
@@ -67,12 +76,14 @@ def measure_finalists(session: Session) -> Finalist | None:
 
     One that was slower beside a better finalist is measured only while none that passes is known."""
     plan, journal = session.plan, session.journal
-    ids = choose_finalists(session.state, plan.pace.num_finalists)
+    objectives = parse_objectives(plan.spec.objective)
+    ids = choose_finalists(session.state, plan.pace.num_finalists, objectives)
     journal.decide("finalists", candidates=ids)
     measured: list[Finalist] = []
     for index, candidate_id in enumerate(ids):
         spent = journal.clock.seconds() > plan.spec.budget_seconds
-        if any(f.may_win for f in measured) and (spent or is_beaten(session.state, candidate_id, ids[:index])):
+        beaten = len(objectives) == 1 and is_beaten(session.state, candidate_id, ids[:index])
+        if any(f.may_win for f in measured) and (spent or beaten):
             continue
         measured.append(measure_cold(session, session.candidates[candidate_id], AS_LOADED))
     best = best_of([finalist for finalist in measured if finalist.may_win])
@@ -86,8 +97,18 @@ def measure_finalists(session: Session) -> Finalist | None:
             attempt_seq=shown.cold.seq,
             claims=_claims(session, shown) if best else None,
         )
+    if len(objectives) > 1:
+        front = cold_front([_standing(session, finalist, objectives) for finalist in measured], objectives)
+        journal.decide("front", objectives=objectives, candidates=front)
     journal.settle()
     return best
+
+
+def _standing(session: Session, finalist: Finalist, objectives: Sequence[str]) -> Standing:
+    spans = spans_of(finalist.cold.attempt, session.results[finalist.cold.assignment], objectives)
+    return Standing(
+        candidate_id=finalist.candidate.id, attempt_seq=finalist.cold.seq, spans=spans, gates=finalist.gates
+    )
 
 
 def is_beaten(state: CampaignState, candidate_id: str, by: Sequence[str]) -> bool:
@@ -189,6 +210,8 @@ def result_line(session: Session) -> dict[str, Any]:
         "gates": dict(winner["gates"]) if winner else dict(state.no_winner.get("gates", {})),
         "verdict": "faster" if winner else _verdict_without_winner(state),
     }
+    if state.front is not None:
+        line["front"] = [_front_member(state, member) for member in state.front]
     if plan.continued:
         line["continued"] = {"from": plan.continued.folder, "shape_distance": plan.continued.shape_distance}
     return json_safe(line)  # type: ignore[no-any-return]
@@ -213,6 +236,15 @@ def _best(session: Session) -> dict[str, Any]:
         "speedup_vs_loaded": _claim(claims["vs_loaded"]),
         "speedup_vs_best_same_class": _claim(claims["vs_best_same_class"]),
         "speedup_vs_best_as_accurate": _claim(claims["vs_best_as_accurate"]),
+    }
+
+
+def _front_member(state: CampaignState, member: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "candidate": member["candidate_id"],
+        "label": state.label_of(member["candidate_id"]),
+        "gates": dict(member["gates"]),
+        **{name: _claim({"estimate": span, "baseline": LOADED}) for name, span in member["spans"].items()},
     }
 
 

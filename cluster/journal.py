@@ -97,6 +97,7 @@ def proposal_payload(proposal: Proposal) -> dict[str, Any]:
             {"name": use.source.name, "sha256": use.source.sha256, "params": use.params} for use in candidate.parts
         ],
         "settings": {name: value for name, value in candidate.settings.items() if value != DEFAULTS.get(name)},
+        **({"parallelism": dict(candidate.parallelism)} if candidate.parallelism else {}),
     }
 
 

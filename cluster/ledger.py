@@ -6,7 +6,7 @@
 The loop never waits for MLflow: it writes the log, and the mirror reads that. What MLflow did not get (a server that is away, a kill)
 is mirrored later from the log, each attempt in exactly one run. What is not here: what a run shows (`cluster.runs`).
 
-The only module that imports mlflow, and only when a mirror is opened.
+The only module that imports mlflow, and only when a mirror is opened. What is read back from MLflow: `cluster.mirrored`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,17 @@ import contextlib
 import json
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cluster.events import Event, EventReader, writer_of
 from cluster.passes import EVENTS, PASSES, PassWriter
 from cluster.runs import NOTE, CampaignFacts, RunContent, Story, prepared_views, result_metrics
 from cluster.tracking import one_line, resolve_uri, use_write_ahead_log
-from hotpass.errors import InputError, MachineError
-
-if TYPE_CHECKING:
-    import pandas
+from hotpass.errors import MachineError
+from search.agents.exchange import FOLDER as REPLIES
 
 BATCH = 64
 """Events mirrored between two notes of how far the mirror is."""
@@ -183,7 +180,7 @@ class Mirror:
     def _reconcile(self, parent: str) -> None:
         """Children by the event that they mirror. One that has no such event in the log never was an attempt: it was killed."""
         known = {event.seq for event in self._all_events() if event.kind in ("attempt", "measurement")}
-        for run in _children(self._client, self._experiment, parent):
+        for run in children_of(self._client, self._experiment, parent):
             seq = int(run.data.tags.get("seq", 0))
             if seq in known and seq not in self._children:
                 self._children[seq] = run.info.run_id
@@ -286,11 +283,14 @@ class Mirror:
             tags = [
                 RunTag("verdict", str(result.get("verdict") or "none")),
                 RunTag("winner", str(best.get("candidate", "none"))),
+                RunTag("gates", json.dumps(result.get("gates") or {})[:MAX_TAG]),
             ]
             self._client.log_batch(self._parent, metrics=metrics, tags=tags)
         for name in LAST_FILES:
             if (self.folder / name).is_file():
                 self._client.log_artifact(self._parent, str(self.folder / name))
+        if (self.folder / REPLIES).is_dir():
+            self._client.log_artifacts(self._parent, str(self.folder / REPLIES), REPLIES)
         self._client.set_terminated(self._parent, status="FINISHED" if result is not None else "KILLED")
 
 
@@ -315,67 +315,6 @@ def catch_up(folder: Path, facts: CampaignFacts, *, tracking_uri: str = "", time
     return open_mirror(folder, facts, tracking_uri=tracking_uri).close(timeout_seconds)
 
 
-def read_back(tracking_uri: str, campaign: str) -> pandas.DataFrame:
-    """The measured passes of a campaign (its name, or its id) from MLflow alone: columns `cluster.passes.PASS_COLUMNS`.
-
-    Of several campaigns with that name, the latest. Raises InputError when there is none, or it has no passes yet.
-    """
-    import pandas
-
-    client = import_mlflow().MlflowClient(tracking_uri=tracking_uri)
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    runs = [
-        run
-        for key in ("campaign_id", "campaign")
-        for run in client.search_runs(
-            experiments, f"tags.{key} = '{campaign}' and tags.role = 'campaign'", max_results=1
-        )
-    ]
-    files = client.list_artifacts(runs[0].info.run_id, PASSES) if runs else []
-    if not files:
-        problem = "has no measured passes there" if runs else "is not there"
-        raise InputError("campaign", campaign, problem, f"look at the campaigns of {tracking_uri}")
-    with tempfile.TemporaryDirectory() as scratch:
-        frames = [
-            pandas.read_parquet(client.download_artifacts(runs[0].info.run_id, file.path, scratch)) for file in files
-        ]
-    return pandas.concat(frames, ignore_index=True)
-
-
-def fetch_candidates(tracking_uri: str, campaign: str, into: Path, *, limit: int) -> list[tuple[Path, float]]:
-    """Folders of the fastest candidates of a campaign (its name, or its id), from MLflow alone, with their ratio over as loaded.
-
-    By the fast attempts of the search; each candidate once, the fastest first. Raises InputError when the campaign is not there.
-    """
-    client = import_mlflow().MlflowClient(tracking_uri=tracking_uri)
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    parents = [
-        run
-        for key in ("campaign_id", "campaign")
-        for run in client.search_runs(
-            experiments, f"tags.{key} = '{campaign}' and tags.role = 'campaign'", max_results=1
-        )
-    ]
-    if not parents:
-        raise InputError("campaign", campaign, "is not there", f"look at the campaigns of {tracking_uri}")
-    best: dict[str, tuple[float, str]] = {}
-    for run in _children(client, parents[0].info.experiment_id, parents[0].info.run_id):
-        searched = run.data.tags.get("tier") == "fast" and run.data.tags.get("purpose") in ("search", "remeasure")
-        ratio, candidate = run.data.metrics.get("speedup"), run.data.params.get("candidate", "")
-        if searched and candidate and ratio is not None and ratio > best.get(candidate, (0.0, ""))[0]:
-            best[candidate] = (ratio, run.info.run_id)
-    fastest = sorted(best.items(), key=lambda item: (-item[1][0], item[0]))[:limit]
-    return [
-        (Path(client.download_artifacts(run_id, "candidate", _made(into / candidate))), ratio)
-        for candidate, (ratio, run_id) in fastest
-    ]
-
-
-def _made(folder: Path) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    return str(folder)
-
-
 def import_mlflow() -> Any:
     """mlflow, quiet, impatient, and without reporting home. Its own environment variables win where they are set."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -393,7 +332,8 @@ def import_mlflow() -> Any:
     return mlflow
 
 
-def _children(client: Any, experiment: str, parent: str) -> Iterator[Any]:
+def children_of(client: Any, experiment: str, parent: str) -> Iterator[Any]:
+    """Runs of the attempts and baselines of a campaign's run."""
     token = None
     while True:
         page = client.search_runs(

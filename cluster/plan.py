@@ -75,6 +75,9 @@ class Plan:
     command: tuple[str, ...] = ()
     """The command line that started it; empty from Python."""
     continued: Continued | None = None
+    plans: tuple[Mapping[str, int], ...] = ({},)
+    """Plans of parallelism beside settings in the space, as loaded first: those that survived the cost model and that the engine can run
+    (`cluster.surviving`)."""
     notes: tuple[str, ...] = field(default=())
     """Sentences that the user must know: requests dropped, slots or parts that do not apply, lengths-only text."""
 

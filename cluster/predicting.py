@@ -73,6 +73,7 @@ class Prediction:
 def things_of(candidate: Candidate) -> frozenset[str]:
     """Parts (by name and source), their bound parameters, settings: what effects are learned of."""
     found = {f"{name}={value}" for name, value in candidate.settings.items()}
+    found |= {f"{kind}{degree}" for kind, degree in candidate.parallelism.items() if degree != 1}
     for use in candidate.parts:
         name = f"{use.source.name}#{use.source.sha256[:6]}"
         found |= {name, *(f"{name}({key}={value})" for key, value in use.params.items())}

@@ -42,6 +42,7 @@ def proposer_of(
             seed=seed,
             sampler=sampler,
             objectives=parse_objectives(spec.objective),
+            plans=plan.plans,
             warm=warm,
         )
 

@@ -19,7 +19,7 @@ from search.objectives import TOKENS_PER_S
 from search.options import Option
 from search.proposers import Proposer as Who
 from search.proposers import Step, alone, neighbours, screening, serving_steps
-from search.space import Space
+from search.space import AS_IT_IS, PlanOf, Space
 from search.study import Study
 
 WARM_CANDIDATES = 5
@@ -40,11 +40,12 @@ class StudyProposer:
         seed: int,
         sampler: str = "optuna",
         objectives: Sequence[str] = (TOKENS_PER_S,),
+        plans: Sequence[PlanOf] = (AS_IT_IS,),
         warm: Warm = NOTHING,
     ) -> None:
         """`sampler` is `optuna`; `random`: by chance, no screening and no neighbours; or `none`: proposes nothing, and only keeps what
         is known."""
-        self._build = partial(Space.build, deployment, slots, allowed=numerics, compiler=compiler)
+        self._build = partial(Space.build, deployment, slots, allowed=numerics, compiler=compiler, plans=plans)
         self._parts = tuple(parts)
         self._strangers: dict[str, str] = {}
         """Parts of others that cannot join the space (hash → why), so that none is tried twice."""

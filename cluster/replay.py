@@ -11,24 +11,30 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cluster.briefing import read_briefing
+from cluster.desk import CampaignDesk
 from cluster.events import Event, read_events
 from cluster.finish import choose_finalists
 from cluster.folder import all_candidates
 from cluster.journal import FOLDER
 from cluster.plan import read_plan
 from cluster.ports import Proposer
+from cluster.predicting import Foresight
 from cluster.proposers import proposer_of, unfinished
+from cluster.replies import StoredReplies
 from cluster.rules import Follow, may_still_lead, needs_wider_cut, reaction_to, stop_reason
 from cluster.state import SEARCHING, AttemptRow, CampaignState
 from cluster.warm import warm_of
+from hotpass.canonical import to_plain
 from hotpass.records.candidate import Candidate, PartSource, Proposal
 from hotpass.records.measurement import Purpose, Tier
+from search.agents.exchange import FOLDER as REPLIES
+from search.objectives import parse_objectives
 from search.policy import RULES, machine_suspect
 from search.proposers import Proposer as Who
 from search.proposers import lowest_tier
@@ -60,9 +66,14 @@ class Replayed:
 def replay(folder: Path, catalogue: Sequence[PartSource]) -> Replayed:
     """`catalogue`: the parts that the campaign knew. Raises InputError for a folder that holds no campaign."""
     again = _Again(folder, catalogue)
+    handed_in = []
     for event in read_events(folder / FOLDER):
         again.take(event)
+        if event.kind == "proposal" and event.payload["proposer"].startswith("agent:"):
+            handed_in.append(event)
     again.end()
+    if (folder / REPLIES).is_dir():
+        again.replied(handed_in)
     return Replayed(same=dict(sorted(again.same.items())), differing=tuple(again.differing))
 
 
@@ -75,6 +86,7 @@ class _Again:
         self.candidates = all_candidates(folder)
         self.state = CampaignState()
         spec = self.plan.spec
+        self.foresight = Foresight(self.state, self.candidates, spec.seed)
         self.state.shares.control_share = spec.control_share if spec.control != "none" else 0.0
         self.proposer: Proposer | None = None
         self.asked: dict[int, Proposal | None] = {}
@@ -102,8 +114,8 @@ class _Again:
             event.kind == "assignment" and event.payload["purpose"] == "search" and event.payload["engine"] != "builder"
         ):
             self._assignment(event)
-        elif event.kind == "prediction" and event.payload["decision"] == "prune" and self.proposer is not None:
-            self.proposer.give_up(self.candidates[event.payload["candidate_id"]])
+        elif event.kind == "prediction":
+            self._prediction(event)
         elif event.kind == "measurement" and "assignment" in event.payload:
             self.measured.add(int(event.payload["assignment"]))
         known = len(self.state.attempts)
@@ -116,6 +128,16 @@ class _Again:
     def end(self) -> None:
         for seq, follow in self.due.items():
             self.differing.append(Difference(seq=seq, decision="follow", recorded="nothing", now=follow.value))
+
+    def replied(self, events: Sequence[Event]) -> None:
+        """Agents' proposals: a stored reply must give each of them again."""
+        catalogue = tuple(self.catalogue)
+        stored = StoredReplies(self.folder, CampaignDesk(self.folder, catalogue=lambda device: catalogue))
+        for event in events:
+            payload = event.payload
+            onto = self.candidates.get(payload["parents"][0]) if payload["parents"] else None
+            given = onto is not None and stored.gives(payload["candidate_id"], payload["proposer"], onto)
+            self._held(event, "reply", payload["candidate_id"], payload["candidate_id"] if given else "nothing")
 
     def _held(self, event: Event, decision: str, recorded: object, now: object) -> None:
         if recorded == now:
@@ -147,6 +169,16 @@ class _Again:
 
     def _incumbent_now(self) -> Candidate:
         return self.candidates[self.state.incumbent_id]
+
+    def _prediction(self, event: Event) -> None:
+        """What is expected of a candidate, and whether it is left out, follow from the attempts before it."""
+        payload, candidate = event.payload, self.candidates.get(event.payload["candidate_id"])
+        if candidate is None:
+            return
+        now = self.foresight.consider(candidate)
+        self._held(event, "prediction", _expected(payload), _expected(to_plain(now)))
+        if payload["decision"] == "prune" and self.proposer is not None:
+            self.proposer.give_up(candidate)
 
     # One for each decision, named as it is ---------------------------------------------------------------------------
 
@@ -250,8 +282,16 @@ class _Again:
         self._held(event, "stop", _without_numbers(event.payload["reason"]), _without_numbers(now))
 
     def _finalists(self, event: Event) -> None:
-        now: Any = choose_finalists(self.state, self.plan.pace.num_finalists)
+        now: Any = choose_finalists(
+            self.state, self.plan.pace.num_finalists, parse_objectives(self.plan.spec.objective)
+        )
         self._held(event, "finalists", list(event.payload["candidates"]), now)
+
+
+def _expected(prediction: Mapping[str, Any]) -> str:
+    """Decision and expected speedup, to the digits that two machines' arithmetic agrees on."""
+    span = prediction["speedup_vs_loaded"]
+    return f"{prediction['decision']} at {float(span['value']):.4g}"
 
 
 def _without_numbers(text: str) -> str:

@@ -16,6 +16,7 @@ from actors.engine import node_facts
 from actors.local import check_reachable
 from cluster.plan import Continued, Pace, Plan, pace_for, table_rows
 from cluster.spec import CampaignSpec
+from cluster.surviving import surviving_plans
 from cluster.tracking import resolve_uri
 from hotpass.canonical import content_hash
 from hotpass.errors import InputError
@@ -54,6 +55,7 @@ def resolve(
     folder = Path(spec.out) if spec.out else CAMPAIGNS / default_name(spec, created, prefix)
     spec = dataclasses.replace(spec, out=str(folder))
     continued = _continued(spec, shapes)
+    plans, about_plans = surviving_plans(spec, hardware)
     pace = pace_for(spec.budget_seconds)
     return Plan(
         campaign=folder.name,
@@ -64,7 +66,8 @@ def resolve(
         versions={name: str(value) for name, value in node_facts().items() if name not in ("host", "pid")},
         command=tuple(command),
         continued=continued,
-        notes=(*_notes(traffic, continued), *cut_for_time(spec, pace)),
+        plans=plans,
+        notes=(*_notes(traffic, continued), *cut_for_time(spec, pace), *about_plans),
     )
 
 

@@ -161,6 +161,7 @@ class Story:
             "speedup_high": speedup.get("high"),
             "speedup_vs_incumbent": own.get("value"),
             "tokens_per_s": attempt["tokens_per_second"],
+            **{f"{name}_vs_incumbent": ratio for name, ratio in attempt.get("ratios", {}).items()},
             **{f"error/{name}": checked[name] for name in CHARTED if name in checked},
             **{f"ms/{shape}": ms for shape, ms in medians(result.get("blocks", ())).items()},
             "cost/reload_ms": sum(sum(reload["phases_ms"].values()) for reload in result.get("reloads", ())) or None,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.events import writer_of
+from cluster.front import search_front
 from cluster.journal import FOLDER, read_state
 from cluster.live import clock_text, span
 from cluster.plan import Plan, read_plan
@@ -18,6 +19,7 @@ from cluster.rules import tau_between_tiers
 from cluster.state import AttemptRow, CampaignState
 from hotpass.records.measurement import Verdict
 from search.agents.spend import LlmSpend
+from search.objectives import parse_objectives
 from search.scheduler import arm_of
 
 REASONS = 12
@@ -49,6 +51,7 @@ def standing_of(folder: Path) -> dict[str, Any]:
         "rejected": rejected_by_reason(state),
         "tau_between_tiers": tau,
         "tau_pairs": pairs,
+        "front": front_standing(plan, state),
         "stop_reason": state.stop_reason,
         "last_seq": state.last_seq,
     }
@@ -63,6 +66,9 @@ def standing_lines(standing: dict[str, Any], plan: Plan) -> Iterator[str]:
     if standing["leading"]:
         claim = "best" if standing["best"] else "leading, not measured cold yet"
         yield f"  {claim}: {span(standing['speedup_vs_loaded'])} {standing['label']} ({standing['leading'][:10]})"
+    for member in standing["front"]:
+        ratios = ", ".join(f"{name} {ratio:.2f} ×" for name, ratio in member["ratios"].items())
+        yield f"  on the front, {member['purpose']}: {ratios} {member['label']} ({member['candidate'][:10]})"
     for engine in standing["engines"]:
         yield f"  engine {engine['name']}: {engine['doing']}"
     waiting = ", ".join(f"{count} {arm}" for arm, count in standing["queue"].items()) or "nothing"
@@ -77,6 +83,32 @@ def standing_lines(standing: dict[str, Any], plan: Plan) -> Iterator[str]:
         yield f"  {reason['count']} {reason['verdict']}: {reason['reason']}"
     if standing["stop_reason"]:
         yield f"  the search ended: {standing['stop_reason']}"
+
+
+def front_standing(plan: Plan, state: CampaignState) -> list[dict[str, Any]]:
+    """Of two objectives: the front that was measured cold, else that of the search, point estimates; nothing with one."""
+    objectives = parse_objectives(plan.spec.objective)
+    if len(objectives) < 2:
+        return []
+    if state.front is not None:
+        purpose, found = (
+            "cold",
+            {
+                member["candidate_id"]: [float(member["spans"][name]["value"]) for name in objectives]
+                for member in state.front
+            },
+        )
+    else:
+        purpose, found = "search", {key: list(ratios) for key, ratios in search_front(state, objectives).items()}
+    return [
+        {
+            "candidate": key,
+            "label": state.label_of(key),
+            "purpose": purpose,
+            "ratios": dict(zip(objectives, ratios, strict=True)),
+        }
+        for key, ratios in found.items()
+    ]
 
 
 def engines_of(state: CampaignState) -> list[dict[str, Any]]:

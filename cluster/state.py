@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -206,6 +206,9 @@ class CampaignState:
     """The `winner` decision: candidate, gates, the cold attempt; None before it."""
     no_winner: Mapping[str, Any] = field(default_factory=dict)
     """The `no-winner` decision: the leading finalist and the gates that stopped it; empty without one."""
+    front: Sequence[Mapping[str, Any]] | None = None
+    """Of two objectives, the finalists (`cluster.front.Standing`, as plain values) that no other one beats in both, measured cold; None
+    before they were, and with one objective."""
     result: Mapping[str, Any] | None = None
     """The JSON line that ends the campaign; None before it."""
     start: Mapping[str, Any] = field(default_factory=dict)
@@ -355,6 +358,8 @@ class CampaignState:
             self.winner = payload
         elif name == "no-winner":
             self.no_winner = payload
+        elif name == "front":
+            self.front = payload["candidates"]
         elif name == "result":
             self.result = payload["result"]
 

@@ -157,7 +157,7 @@ def read_candidate_folder(folder: Path, *, dtype: str = "float32") -> Candidate:
     uses = [_part_use(folder, part) for part in entry.parts]
     settings = {name: check_setting(name, _from_toml(value)) for name, value in entry.settings.items()}
     settings = {name: value for name, value in settings.items() if value != DEFAULTS[name]}
-    derived = make_candidate(uses, settings, dtype)
+    derived = make_candidate(uses, settings, dtype, entry.parallelism)
     try:
         numerics = Numerics(entry.numerics) if entry.numerics else derived.numerics
     except ValueError:

@@ -66,7 +66,7 @@ def make_wanted(path: str | None, settings: Sequence[str], params: Sequence[str]
         candidate = read_candidate_folder(place, dtype=dtype)
         if params:
             raise InputError("--param", params[0], "cannot change a candidate folder", "edit its candidate.toml")
-        return make_candidate(candidate.parts, {**candidate.settings, **bound}, dtype)
+        return make_candidate(candidate.parts, {**candidate.settings, **bound}, dtype, candidate.parallelism)
     source = read_part(place)
     declared = declaration(source)
     use: PartUse = declared.bind(source, dict(_param(text, declared.params) for text in params))

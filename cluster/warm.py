@@ -116,7 +116,7 @@ def _ratio(state: CampaignState, candidate_id: str) -> float:
 
 
 def _of_mlflow(plan: Plan, where: str) -> list[tuple[Candidate, float]]:
-    from cluster.ledger import fetch_candidates
+    from cluster.mirrored import fetch_candidates
 
     if not plan.spec.tracking_uri:
         raise InputError("--warm-start", where, "needs the server that has it", "give --tracking-uri too")

@@ -2,7 +2,8 @@
 
     quick_check(use) ─► compiler for its C++ ─► python -m engines.quick_check FOLDER ─► reference | as loaded | the part, on three steps
 
-One process, confined as an engine's children are, on one layer of the real model, on the CPU, with one thread. It takes seconds and
+One process, confined as an engine's children are, on one layer of the real model (of a module: on all of it, with inputs like its
+examples), on the CPU, with one thread. It takes seconds and
 a few hundred megabytes, and is **no verdict**: a part that wanted to could write its own answer here. The judge's engines alone
 decide. What is not here: timing anything, and who may ask when (`cluster.desk` takes the measuring lease around it).
 """
@@ -15,6 +16,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engines.build_native import build_native
 from engines.build_run import BuildLimits, run_limited
@@ -27,6 +29,14 @@ from hotpass.records.candidate import Numerics, PartUse
 from hotpass.records.deployment import ModelRef
 from hotpass.records.measurement import Failure, FailureKind
 from hotpass.records.shapes import Phase, ShapeRow
+
+if TYPE_CHECKING:
+    import torch
+
+    from engines.decoder.program import DecoderProgram
+    from engines.module.program import ModuleProgram
+    from engines.prepare.store import WeightStore
+    from engines.program import KvPlan
 
 LIMITS = BuildLimits(memory_bytes=24 << 30, file_bytes=64 << 20)
 """Address space holds the libraries and the mapped weights; little of it is ever touched."""
@@ -43,7 +53,7 @@ class CheckedRow:
     shape: str
     """As `decode n2 q2 c12`."""
     max_abs: float
-    """Largest difference of the part's logits from the reference's; infinity for NaN or infinity."""
+    """Largest difference of the part's outputs from the reference's; infinity for NaN or infinity."""
     relative_rms: float
     """Root mean square difference over the reference's root mean square."""
     loaded_max_abs: float
@@ -72,7 +82,7 @@ class QuickReport:
         wrong = [row for row in self.rows if row.calls and not row.relative_rms < self.bound]
         if wrong:
             worst = max(wrong, key=lambda row: row.relative_rms)
-            return f"wrong on {worst.shape}: logits differ by up to {worst.max_abs:.3g} ({worst.relative_rms:.2g} of their size)"
+            return f"wrong on {worst.shape}: outputs differ by up to {worst.max_abs:.3g} ({worst.relative_rms:.2g} of their size)"
         return ""
 
 
@@ -124,6 +134,10 @@ def quick_check(
     )
 
 
+STEPS = 2
+"""Of each row: the second sees whatever the part keeps from the first."""
+
+
 def _step(phase: Phase, num_seqs: int, query_tokens: int, context: int) -> ShapeRow:
     return ShapeRow(
         phase=phase, num_seqs=num_seqs, query_tokens=query_tokens, context_mean=context, context_max=context,
@@ -139,6 +153,58 @@ ROWS = (
 )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Subject:
+    """What the part is checked on: two steps of each row."""
+
+    program: DecoderProgram | ModuleProgram
+    store: WeightStore
+    plan: KvPlan
+    layers: tuple[int, ...] | None
+    """Of the cut; None for the whole of a module."""
+    tokens: list[torch.Tensor]
+    """By row."""
+    contexts: list[list[torch.Tensor]]
+
+
+def _decoder(model: ModelRef) -> _Subject:
+    """One layer."""
+    import torch
+
+    from engines.decoder.program import DecoderProgram
+    from engines.prepare.store import open_weights
+    from engines.program import KvPlan
+
+    plan = KvPlan(rows=ROWS, steps_per_window=(STEPS,) * len(ROWS), serving_slots=1, serving_context=32)
+    program, store = DecoderProgram(), open_weights(model)
+    program.load(model, store, [(0,)], "cpu", 1, plan)
+    generator = torch.Generator().manual_seed(7)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randint(0, model.vocab_size, shape, generator=generator)
+
+    tokens = [drawn(STEPS, row.query_tokens) for row in ROWS]
+    contexts = [
+        program.compute_contexts(0, row, [drawn(n) for n in plan.row_contexts(row)]) for row in range(len(ROWS))
+    ]
+    return _Subject(program=program, store=store, plan=plan, layers=(0,), tokens=tokens, contexts=contexts)
+
+
+def _module(model: ModelRef) -> _Subject:
+    """All of it, on inputs drawn like its examples."""
+    import torch
+
+    from engines.module.inputs import ModuleInputs
+    from engines.module.opened import open_module
+    from engines.module.prepare import module_facts
+
+    program, store, plan = open_module(model, steps=STEPS)
+    inputs = ModuleInputs(module_facts(model).examples, 7)
+    tokens = [torch.from_numpy(inputs.steps(row, STEPS)) for row in range(len(plan.rows))]
+    contexts: list[list[torch.Tensor]] = [[] for _ in plan.rows]
+    return _Subject(program=program, store=store, plan=plan, layers=None, tokens=tokens, contexts=contexts)
+
+
 def _checked(request: Request) -> list[CheckedRow]:
     """In the confined process. Raises CandidateFailed."""
     import ctypes
@@ -146,39 +212,28 @@ def _checked(request: Request) -> list[CheckedRow]:
     import torch
 
     from engines.build_worker import Job, weights_of
-    from engines.decoder.program import DecoderProgram
     from engines.decoder.source import compile_part, derive
-    from engines.prepare.store import open_weights
-    from engines.program import Artefacts, KvPlan, WindowInputs
+    from engines.module.opened import is_module
+    from engines.program import Artefacts, WindowInputs
     from hotpass.records.candidate import Candidate
 
     torch.manual_seed(0)
-    plan = KvPlan(rows=ROWS, steps_per_window=(2,) * len(ROWS), serving_slots=1, serving_context=32)
-    program, store = DecoderProgram(), open_weights(request.model)
-    program.load(request.model, store, [(0,)], "cpu", 1, plan)
-    generator = torch.Generator().manual_seed(7)
-
-    def drawn(*shape: int) -> torch.Tensor:
-        return torch.randint(0, request.model.vocab_size, shape, generator=generator)
-
-    tokens = [drawn(2, row.query_tokens) for row in ROWS]
-    contexts = [
-        program.compute_contexts(0, row, [drawn(n) for n in plan.row_contexts(row)]) for row in range(len(ROWS))
-    ]
+    subject = _module(request.model) if is_module(request.model) else _decoder(request.model)
+    program, plan = subject.program, subject.plan
 
     def ran(side: str, row: int) -> tuple[torch.Tensor, int]:
-        program.load_contexts(side, 0, row, contexts[row])
-        out = torch.full((2, ROWS[row].num_seqs, request.model.vocab_size), float("nan"))
-        reply = program.run_window(side, 0, row, WindowInputs(tokens=tokens[row], nonce="check"), out)
+        program.load_contexts(side, 0, row, subject.contexts[row])
+        out = torch.full((STEPS, plan.rows[row].num_seqs, plan.width(row, request.model.vocab_size)), float("nan"))
+        reply = program.run_window(side, 0, row, WindowInputs(tokens=subject.tokens[row], nonce="check"), out)
         if reply.failure is not None:
             raise CandidateFailed(reply.failure)
         return out, sum(reply.activation.values())
 
-    before = [(ran("reference", row)[0], ran("incumbent", row)[0]) for row in range(len(ROWS))]
+    before = [(ran("reference", row)[0], ran("incumbent", row)[0]) for row in range(len(plan.rows))]
     part, declared = compile_part(request.use), declaration(request.use.source)
     slots = {slot.name for claim in declared.claims for slot in program.slots().matching(claim)}
     derived = (
-        {slot: derive(part, weights_of(store, Job(slot=slot, layers=(0,)))) for slot in sorted(slots)}
+        {slot: derive(part, weights_of(subject.store, Job(slot=slot, layers=subject.layers))) for slot in sorted(slots)}
         if part.has_weights
         else {}
     )
@@ -194,7 +249,7 @@ def _checked(request: Request) -> list[CheckedRow]:
         finite = bool(torch.isfinite(difference).all())
         rows.append(
             CheckedRow(
-                shape=ROWS[index].key,
+                shape=plan.rows[index].key,
                 max_abs=float(difference.abs().max()) if finite else float("inf"),
                 relative_rms=float(difference.norm() / reference.double().norm()) if finite else float("inf"),
                 loaded_max_abs=float((loaded - reference).abs().max()),

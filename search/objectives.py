@@ -12,8 +12,9 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 
 from hotpass.errors import InputError, nearest
-from hotpass.records.measurement import Attempt, MeasuredBlock, MeasureResult, ReplayStats
+from hotpass.records.measurement import Attempt, MeasuredBlock, MeasuredReplay, MeasureResult, ReplayStats
 from hotpass.records.shapes import Phase
+from hotpass.stats import rounds_of
 
 TOKENS_PER_S, TTFT, TPOT = "tokens_per_s", "ttft", "tpot"
 OBJECTIVES = {
@@ -48,14 +49,27 @@ def ratio_of(attempt: Attempt, objective: str) -> float:
 def ratios_of(result: MeasureResult) -> dict[str, float]:
     """TTFT and TPOT of the incumbent over those of the candidate; one that the deployment's rows do not show is left out."""
     if result.replays:
-        first = _of_replays(result, lambda stats: stats.ttft_ms)
-        later = _of_replays(result, lambda stats: stats.tpot_ms)
+        first, later = (_of_replays(result.replays, times) for times in (_first_tokens, _later_tokens))
     else:
-        deepest = max((block.layers for block in result.blocks), default=0)
-        blocks = [block for block in result.blocks if block.layers == deepest]
-        first = _of_blocks(block for block in blocks if block.row.phase is not Phase.DECODE)
-        later = _of_blocks(block for block in blocks if block.row.phase is Phase.DECODE)
+        first, later = (_of_blocks(_blocks_of(result, objective)) for objective in (TTFT, TPOT))
     return {name: ratio for name, ratio in ((TTFT, first), (TPOT, later)) if ratio is not None}
+
+
+def log_ratios_of(result: MeasureResult, objective: str) -> list[float]:
+    """TTFT or TPOT, one log ratio a round (or a block of replays), above 0 where the candidate is better."""
+    if result.replays:
+        times_of = _first_tokens if objective == TTFT else _later_tokens
+        ratios = [_of_replays([replay], times_of) for replay in result.replays]
+    else:
+        ratios = [_of_blocks(blocks) for blocks in rounds_of(_blocks_of(result, objective))]
+    return [math.log(ratio) for ratio in ratios if ratio is not None]
+
+
+def _blocks_of(result: MeasureResult, objective: str) -> list[MeasuredBlock]:
+    """Of the rows that the objective is about, at the greatest depth that was run."""
+    deepest = max((block.layers for block in result.blocks), default=0)
+    is_later = objective == TPOT
+    return [b for b in result.blocks if b.layers == deepest and (b.row.phase is Phase.DECODE) == is_later]
 
 
 def _of_blocks(blocks: Iterable[MeasuredBlock]) -> float | None:
@@ -65,9 +79,17 @@ def _of_blocks(blocks: Iterable[MeasuredBlock]) -> float | None:
     return math.exp(sum(share * ratio for share, ratio in weighted) / weight) if weight > 0 else None
 
 
-def _of_replays(result: MeasureResult, times_of: Callable[[ReplayStats], Sequence[float]]) -> float | None:
-    incumbent = [ms for replay in result.replays for stats in replay.incumbent for ms in times_of(stats)]
-    candidate = [ms for replay in result.replays for stats in replay.candidate for ms in times_of(stats)]
+def _of_replays(replays: Sequence[MeasuredReplay], times_of: Callable[[ReplayStats], Sequence[float]]) -> float | None:
+    incumbent = [ms for replay in replays for stats in replay.incumbent for ms in times_of(stats)]
+    candidate = [ms for replay in replays for stats in replay.candidate for ms in times_of(stats)]
     if not incumbent or not candidate or statistics.median(candidate) <= 0:
         return None
     return statistics.median(incumbent) / statistics.median(candidate)
+
+
+def _first_tokens(stats: ReplayStats) -> Sequence[float]:
+    return stats.ttft_ms
+
+
+def _later_tokens(stats: ReplayStats) -> Sequence[float]:
+    return stats.tpot_ms

@@ -18,7 +18,7 @@ from hotpass.records.deployment import Deployment
 from hotpass.records.measurement import Tier
 from search.catalogue import applicable
 from search.options import REFERENCE, SERVING_SETTINGS, Dial, Option
-from search.space import Choices, Space, answers
+from search.space import PLAN, Choices, Space, answers
 
 WHOLE_MODEL = "model"
 """The slot of the whole forward."""
@@ -69,7 +69,7 @@ def alone(space: Space, option: Option, within: Candidate) -> Choices:
         for use in within.parts
         if use.source.sha256 in known and not _gives_way(space, known[use.source.sha256], option)
     ]
-    return _normal(space, space.choices_for([*kept, (option, {})], within.settings))
+    return _normal(space, space.choices_for([*kept, (option, {})], within.settings, within.parallelism))
 
 
 def screening(space: Space, within: Candidate) -> list[Step]:
@@ -83,7 +83,7 @@ def screening(space: Space, within: Candidate) -> list[Step]:
         )
         for option in space.options
     ]
-    return _admitted(space, [*steps, *_setting_steps(space, within, space.dials)])
+    return _admitted(space, [*steps, *_setting_steps(space, within, space.dials), *_plan_steps(space, within)])
 
 
 def needs_building(
@@ -121,7 +121,7 @@ def neighbours(space: Space, within: Candidate) -> list[Step]:
                         (o, {**u.params, name: value} if o is option else u.params)
                         for u, o in zip(walk.uses, walk.options, strict=True)
                     ]
-                    choices = _normal(space, space.choices_for(used, within.settings))
+                    choices = _normal(space, space.choices_for(used, within.settings, within.parallelism))
                     what = f"{use.source.name}: {name} = {value}"
                     steps.append(Step(choices=choices, what=what, hypothesis=f"{what} suits these shapes", breadth=0))
     taken = {option.key for option in walk.options}
@@ -135,7 +135,7 @@ def neighbours(space: Space, within: Candidate) -> list[Step]:
                     breadth=len(option.covers),
                 )
             )
-    steps += _setting_steps(space, within, space.dials)
+    steps += [*_setting_steps(space, within, space.dials), *_plan_steps(space, within)]
     for option in walk.options:
         choices = _normal(space, {**base, space.place_of(option).name: REFERENCE})
         what = f"without {option.source.name}"
@@ -180,6 +180,16 @@ def _setting_steps(space: Space, within: Candidate, dials: tuple[Dial, ...]) -> 
                 what = f"{dial.setting.name} = {text}"
                 choices = _normal(space, {**base, dial.name: text})
                 yield Step(choices=choices, what=what, hypothesis=dial.setting.doc, breadth=0)
+
+
+def _plan_steps(space: Space, within: Candidate) -> Iterator[Step]:
+    """The candidate with each other plan."""
+    base = space.choices_of(within)
+    for text, plan in zip(space.plan_texts, space.plans, strict=True):
+        if base is not None and len(space.plans) > 1 and text != base[PLAN]:
+            choices = _normal(space, {**base, PLAN: text})
+            named = " ".join(f"{kind}{degree}" for kind, degree in plan.items()) or "as loaded"
+            yield Step(choices=choices, what=f"plan {named}", hypothesis="survived the cost model", breadth=0)
 
 
 def _normal(space: Space, choices: Choices) -> Choices:

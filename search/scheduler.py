@@ -208,8 +208,9 @@ class Ready:
 
 
 def reload_of(candidate: Candidate) -> Reload:
-    """The costliest reload among its parts and settings."""
+    """The costliest reload among its parts, its settings and its plan."""
     classes = [_reload_of_part(use.source) for use in candidate.parts]
+    classes += [Reload.RESHARD] if candidate.parallelism else []
     return max([reload_of_settings(candidate.settings), *classes], key=lambda kind: kind.rank)
 
 

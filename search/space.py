@@ -2,6 +2,7 @@
 
     places, widest first:   model ─► model.layers.* ─► model.layers.*.mlp ─► …      each: reference, or one part with its parameters
     then settings:          threads, compile_mode, kv_dtype, …                      each: the engine's default, or another value
+    then the plan           of parallelism, where the cost model left more than one
 
 A *place* is a set of claims under one domain. Walking the places from the widest to the narrowest, a chosen part switches off
 every part below that covers a slot it covers on a shape it serves, so no walk ever ends in a conflict. What the numerics
@@ -36,6 +37,11 @@ MAX_ENUMERATED = 4096
 Choices = Mapping[str, str]
 """Name of a place, a part's parameter or a setting → the chosen text."""
 NO_CHOICES: Choices = MappingProxyType({})
+PlanOf = Mapping[str, int]
+"""Kind of parallelism → degree, those of 1 left out; empty for the deployment as loaded."""
+AS_IT_IS: PlanOf = MappingProxyType({})
+PLAN = "plan"
+"""The question which plan."""
 Suggest = Callable[[str, tuple[str, ...]], str]
 """Asked for each choice in turn: (name, allowed texts, the first is the default) → one of them."""
 
@@ -56,6 +62,7 @@ class Walk:
     options: tuple[Option, ...]
     settings: dict[str, Value]
     """Only those that differ from the defaults."""
+    parallelism: PlanOf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +78,8 @@ class Space:
     """Declared dtype of the model: numerics classes are relative to it."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Part or setting → why it is not in the space."""
+    plans: tuple[PlanOf, ...] = (AS_IT_IS,)
+    """As loaded first, then the others that survived the cost model and that the engine can run."""
 
     @classmethod
     def build(
@@ -81,6 +90,7 @@ class Space:
         *,
         allowed: Numerics = Numerics.TOLERANCE,
         compiler: bool = True,
+        plans: Sequence[PlanOf] = (AS_IT_IS,),
         applies: Callable[[PartSource], str | None] | None = None,
     ) -> Space:
         """The space of `parts` and of every setting on this deployment.
@@ -97,13 +107,15 @@ class Space:
             compiler,
         )
         dials, serving_dials, settings_left_out = build_dials(deployment, allowed, compiler)
+        one_plan = {PLAN: "one plan survives on this deployment"} if len(plans) == 1 else {}
         return cls(
             places=places,
             dials=dials,
             serving_dials=serving_dials,
             allowed=allowed,
             dtype=deployment.model.dtype,
-            left_out={**parts_left_out, **settings_left_out},
+            left_out={**parts_left_out, **settings_left_out, **one_plan},
+            plans=tuple(plans),
         )
 
     @cached_property
@@ -114,7 +126,7 @@ class Space:
             "dials": [[dial.name, dial.values] for dial in (*self.dials, *self.serving_dials)],
             "allowed": self.allowed,
             "dtype": self.dtype,
-        }
+        } | ({"plans": self.plan_texts} if len(self.plans) > 1 else {})
         return content_hash(content)[:16]
 
     @cached_property
@@ -153,12 +165,16 @@ class Space:
                 choices[dial.name] = suggest(dial.name, dial.texts)
         kept = answers(base)
         choices |= {dial.name: kept(dial.name, dial.texts) for dial in self.serving_dials}
+        plan = self.plans[0]
+        if len(self.plans) > 1:
+            choices[PLAN] = suggest(PLAN, self.plan_texts)
+            plan = self.plans[self.plan_texts.index(choices[PLAN])]
         settings: dict[str, Value] = {}
         for dial in (*self.dials, *self.serving_dials):
             value = json.loads(choices.get(dial.name, dial.texts[0]))
             if value != dial.setting.default:
                 settings[dial.setting.name] = value
-        return Walk(choices=choices, uses=tuple(uses), options=tuple(taken), settings=settings)
+        return Walk(choices=choices, uses=tuple(uses), options=tuple(taken), settings=settings, parallelism=plan)
 
     def to_candidate(self, choices: Choices) -> Candidate:
         """The canonical candidate of some choices; what they leave open is the reference or the default.
@@ -184,7 +200,7 @@ class Space:
         if any(use.source.sha256 not in options for use in candidate.parts):
             return None
         used = [(options[use.source.sha256], use.params) for use in candidate.parts]
-        choices = self.choices_for(used, candidate.settings)
+        choices = self.choices_for(used, candidate.settings, candidate.parallelism)
         try:
             found = self.to_candidate(choices)
         except ValueError:
@@ -204,12 +220,17 @@ class Space:
             prefix = (*(index for index, _ in asked[:-1]), asked[-1][0] + 1)
 
     @cached_property
+    def plan_texts(self) -> tuple[str, ...]:
+        """Plans as choices."""
+        return tuple(canonical_json(dict(plan)) for plan in self.plans)
+
+    @cached_property
     def _bound(self) -> int:
         per_place = (
             1 + sum(math.prod(len(values) for values in option.params.values()) for option in place.options)
             for place in self.places
         )
-        return math.prod(itertools.chain(per_place, (len(dial.values) for dial in self.dials)))
+        return math.prod(itertools.chain(per_place, (len(dial.values) for dial in self.dials), [len(self.plans)]))
 
     @cached_property
     def _size(self) -> SpaceSize:
@@ -238,9 +259,12 @@ class Space:
         return next(place for place in self.places if option in place.options)
 
     def choices_for(
-        self, used: Sequence[tuple[Option, Mapping[str, Value]]], settings: Mapping[str, Value]
+        self,
+        used: Sequence[tuple[Option, Mapping[str, Value]]],
+        settings: Mapping[str, Value],
+        parallelism: PlanOf = AS_IT_IS,
     ) -> dict[str, str]:
-        """Choices that give these parts, with these parameters (defaults where absent), and these settings."""
+        """Choices that give these parts, with these parameters (defaults where absent), these settings and this plan."""
         choices: dict[str, str] = {}
         for option, params in used:
             place = self.place_of(option)
@@ -248,17 +272,25 @@ class Space:
             choices |= {param_name(place, option, name): canonical_json(value) for name, value in params.items()}
         for dial in (*self.dials, *self.serving_dials):
             choices[dial.name] = canonical_json(settings.get(dial.setting.name, dial.setting.default))
+        if len(self.plans) > 1:
+            choices[PLAN] = canonical_json(dict(parallelism))
         return choices
 
     def _candidate(self, walk: Walk) -> Candidate:
-        return make_candidate(walk.uses, walk.settings, self.dtype)
+        return make_candidate(walk.uses, walk.settings, self.dtype, walk.parallelism)
 
 
-def make_candidate(uses: Sequence[PartUse], settings: Mapping[str, Value], dtype: str) -> Candidate:
-    """A candidate whose numerics class is the widest among its parts and settings, for a model of that declared dtype."""
+def make_candidate(
+    uses: Sequence[PartUse], settings: Mapping[str, Value], dtype: str, parallelism: PlanOf = AS_IT_IS
+) -> Candidate:
+    """A candidate whose numerics class is the widest among its parts and settings, for a model of that declared dtype.
+
+    Ranks that sum up what each of them has do so in another order, which is `tolerance`.
+    """
     classes = [_declared(use.source).numerics_of(use.params, dtype) for use in uses]
+    classes += [Numerics.TOLERANCE] if parallelism else []
     widest = max([numerics_of_settings(settings, dtype), *classes], key=lambda kind: kind.rank)
-    return Candidate(parts=tuple(uses), settings=dict(settings), numerics=widest)
+    return Candidate(parts=tuple(uses), settings=dict(settings), parallelism=dict(parallelism), numerics=widest)
 
 
 @lru_cache(maxsize=1024)

@@ -3,18 +3,16 @@
     enqueue(choices) ─┐
     sampler (TPE) ────┴► ask ─► Ask(candidate, choices) ─► … measured elsewhere … ─► tell(attempt) ─► sampler
 
-The study never gives the same candidate twice: it keeps an index of candidate ids, whatever their trials are called. Its objective is
-the log of the speedup over the deployment as loaded, chained through the incumbents that candidates were measured against; a user may
-name a second one (`search.objectives`). What is not here: whose turn it is (`cluster.loop`), when to stop (`search.budget`), and durability: a study is rebuilt from the
-ledger (`seen`, `tell`), in the order of the log.
+The study never gives the same candidate twice: it keeps an index of candidate ids, whatever their trials are called. What it maximises
+are the values of `search.values`, by the objectives that the user names. Optuna's own side of it is `search.trials`.
 
-Optuna's own side of it is `search.trials`.
+What is not here: whose turn it is (`cluster.loop`), when to stop (`search.budget`), and durability: a study is rebuilt from the ledger
+(`seen`, `tell`), in the order of the log.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,11 +23,12 @@ from optuna.trial import TrialState
 
 from hotpass.records.candidate import AS_LOADED, Candidate, Proposal
 from hotpass.records.measurement import Attempt, Purpose, Tier, Verdict
-from search.objectives import TOKENS_PER_S, ratio_of
+from search.objectives import TOKENS_PER_S
 from search.policy import Breaker, breakers
 from search.proposers import Proposer, lowest_tier, on_fixed_shapes, turn_of
 from search.space import NO_CHOICES, Choices, Space, param_name
 from search.trials import asked_of, derive_seed, fresh_study, sampler_of
+from search.values import Values
 
 MAX_CARRIED = 300
 """Trials that an extended study takes over: more make `ask` slow, and old ones say little."""
@@ -40,7 +39,6 @@ MAX_ASKS = 4
 """Duplicates from the sampler in a row before chance takes over."""
 MAX_DRAWS = 200
 """Random draws before a large space counts as exhausted (a small one is gone through)."""
-
 REMEMBERED = 1000
 """Latest attempts among which families of equal failures are looked for."""
 
@@ -74,10 +72,8 @@ class Study:
         sampler: str = "tpe",
         objectives: Sequence[str] = (TOKENS_PER_S,),
     ) -> None:
-        """`seed` is the campaign's; the sampler's own is derived from it and the space's version, and recorded.
-
-        `sampler` is `tpe`, or `random`: untried candidates by chance, without Optuna. `objectives` are names of `search.objectives`,
-        the first of which orders candidates wherever one number is needed.
+        """`seed` is the campaign's; the sampler's own is derived from it and the space's version, and recorded. `sampler` is `tpe`, or
+        `random`: untried candidates by chance, without Optuna. `objectives`: of `search.objectives`, the first orders candidates.
 
         `storage` is an Optuna URL for looking at the study with its own tools; None keeps it in memory. `previous` names the study
         that this one extends.
@@ -96,11 +92,8 @@ class Study:
         self._known: dict[str, Candidate] = {AS_LOADED.id: AS_LOADED}
         self._on_fixed_shapes: set[str] = {on_fixed_shapes(AS_LOADED)}
         self._running: dict[str, int] = {}
-        self._values: dict[str, float] = {AS_LOADED.id: 0.0}
-        self._all_values: dict[str, tuple[float, ...]] = {AS_LOADED.id: (0.0,) * len(self.objectives)}
-        self._anchors: dict[str, tuple[float, ...]] = {}
+        self._worth = Values(self.objectives)
         self._finished = 0
-        self._fast: set[str] = {AS_LOADED.id}
         self._waiting: list[tuple[Choices, Proposal]] = []
         self._attempts: deque[Attempt] = deque(maxlen=REMEMBERED)
         self.broken: dict[tuple[str, str], Breaker] = {}
@@ -127,12 +120,12 @@ class Study:
 
     def can_chain(self, candidate_id: str) -> bool:
         """Whether attempts against this one have a value."""
-        return candidate_id in self._all_values or candidate_id in self._anchors
+        return self._worth.can_chain(candidate_id)
 
     @property
     def values(self) -> Mapping[str, float]:
         """Candidate id → log of the speedup over as loaded, of everything that was timed."""
-        return self._values
+        return self._worth.leading
 
     def knows(self, candidate: Candidate) -> bool:
         """True when it, or one that differs in settings of the serving loop alone, was asked, enqueued or seen before."""
@@ -146,8 +139,7 @@ class Study:
 
     def anchor(self, candidate_id: str, other: Study) -> None:
         """A candidate that this study never had, as something that others are chained to: its values are those of another study."""
-        if candidate_id not in self._all_values and candidate_id in other._all_values:
-            self._anchors[candidate_id] = other._all_values[candidate_id]
+        self._worth.anchor(candidate_id, other._worth)
 
     def set_incumbent(self, candidate: Candidate) -> None:
         """Settings of the serving loop in later asks are those of this candidate."""
@@ -173,7 +165,7 @@ class Study:
         The sampler has, once it has seen enough values to go by, or when nothing else waits.
         """
         enqueued = tuple(dict.fromkeys(proposal.proposer for _, proposal in self._waiting))
-        may_sample = not self.exhausted and (not enqueued or len(self._values) > self._startup_trials)
+        may_sample = not self.exhausted and (not enqueued or len(self.values) > self._startup_trials)
         return (*enqueued, Proposer.OPTUNA.value) if may_sample else enqueued
 
     def ask(self, source: str = "") -> Ask | None:
@@ -215,13 +207,7 @@ class Study:
         keeps the sampler away from it; an invalid attempt says nothing about the candidate, and is failed. A family of equal failures
         ends what they have in common (`broken`). Raises ValueError when the attempt's incumbent never had a value.
         """
-        values = self._values_of(attempt)
-        value = values[0] if values else None
-        if values and (attempt.tier is Tier.FAST or attempt.candidate_id not in self._fast):
-            self._values[attempt.candidate_id] = values[0]
-            self._all_values[attempt.candidate_id] = values
-            if attempt.tier is Tier.FAST:
-                self._fast.add(attempt.candidate_id)
+        values = self._worth.take(attempt, is_one_with_incumbent=self._is_one_with_incumbent(attempt))
         trial = self._running.pop(attempt.candidate_id, None)
         if trial is not None and trial >= 0:
             self._finished += 1
@@ -234,7 +220,7 @@ class Study:
         if attempt.verdict in (Verdict.FAILED, Verdict.INCORRECT):
             for breaker in breakers(self._attempts, self._known):
                 self._break(breaker)
-        return value
+        return values[0] if values else None
 
     def give_up(self, candidate_id: str) -> None:
         """The measurement of an asked candidate never came back (a dead engine, an expired lease): its trial fails, once."""
@@ -247,7 +233,12 @@ class Study:
         self.seen(candidate)
         choices = self.space.choices_of(candidate)
         searched = attempt.purpose in (Purpose.SEARCH, Purpose.REMEASURE) and attempt.tier is Tier.FAST
-        if choices is not None and searched and candidate.id not in self._running and candidate.id not in self._fast:
+        if (
+            choices is not None
+            and searched
+            and candidate.id not in self._running
+            and not self._worth.is_fast(candidate.id)
+        ):
             self._enter(choices, candidate.id)
         self.tell(attempt)
 
@@ -269,19 +260,16 @@ class Study:
         study._base = self._base
         study._known |= self._known
         study._on_fixed_shapes |= self._on_fixed_shapes
-        study._values |= self._values
-        study._all_values |= self._all_values
-        study._anchors |= self._anchors
-        study._fast |= self._fast
+        study._worth.update(self._worth)
         study._attempts.extend(self._attempts)
         for breaker in self.broken.values():
             study._break(breaker)
-        best_first = sorted(self._values.items(), key=lambda item: -item[1])
+        best_first = sorted(self.values.items(), key=lambda item: -item[1])
         for candidate_id, _ in best_first[:MAX_CARRIED]:
             choices = space.choices_of(self._known[candidate_id]) if candidate_id in self._known else None
             if choices is not None:
                 params, distributions = asked_of(space, choices)
-                values = list(self._all_values[candidate_id])
+                values = list(self._worth.every[candidate_id])
                 study._study.add_trial(
                     optuna.trial.create_trial(params=params, distributions=distributions, values=values)
                 )
@@ -301,21 +289,12 @@ class Study:
         """Whether it has so many trials that it should be renewed: `extended` over its own space."""
         return self._finished > MAX_TRIALS
 
-    def _values_of(self, attempt: Attempt) -> tuple[float, ...]:
-        """Its value by each objective; empty unless all of them are finite."""
-        if attempt.speedup is None or not attempt.verdict.is_timed:
-            return ()
-        base = self._all_values.get(attempt.incumbent_id, self._anchors.get(attempt.incumbent_id))
-        if base is None:
-            raise ValueError(
-                f"the incumbent {attempt.incumbent_id[:10]} was never measured, so nothing can be chained to it"
-            )
+    def _is_one_with_incumbent(self, attempt: Attempt) -> bool:
+        """Whether the two differ in settings of the serving loop alone."""
         known, incumbent = self._known.get(attempt.candidate_id), self._known.get(attempt.incumbent_id)
-        if known and incumbent and known.id != incumbent.id and lowest_tier(known, incumbent) is Tier.SLOW:
-            return base  # on the shapes that all values are of, the two are one
-        ratios = [ratio_of(attempt, objective) for objective in self.objectives]
-        values = tuple(math.log(r) + b if r > 0 else math.nan for r, b in zip(ratios, base, strict=True))
-        return values if all(math.isfinite(value) for value in values) else ()
+        if known is None or incumbent is None or known.id == incumbent.id:
+            return False
+        return lowest_tier(known, incumbent) is Tier.SLOW
 
     def _is_new(self, candidate: Candidate, choices: Choices) -> bool:
         return not self.knows(candidate) and self.space.admits(candidate) and not self._is_banned(choices)

@@ -42,6 +42,17 @@ class Bar:
     """Beside the bar."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dot:
+    """One candidate by two ratios."""
+
+    x: float
+    y: float
+    colour: str
+    text: str
+    """Shown when the pointer rests on it."""
+
+
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Round values that span the range: 1, 2 or 5 times a power of ten apart."""
     if high <= low:
@@ -103,6 +114,40 @@ def progress(
         parts.append(_text(at + 12, y(cold.value) + 4, cold.text, ORANGE, weight=600))
     parts.append(_text(left + (WIDTH - left - right) / 2, height - 4, "campaign time, min:s", MUTED, "middle"))
     return _svg(height, parts, "Speedup of every timed attempt over campaign time")
+
+
+def scatter(dots: Sequence[Dot], x_name: str, y_name: str) -> str:
+    """Ratios on logarithmic axes; lines where they are 1."""
+    height, left, right, top, bottom = 320, 60, 20, 16, 40
+    spans = [
+        (min(0.9, *values) * 0.95, max(1.1, *values) * 1.05) for values in ([d.x for d in dots], [d.y for d in dots])
+    ]
+
+    def place(value: float, axis: int) -> float:
+        low, high = spans[axis]
+        share = math.log(value / low) / math.log(high / low)
+        return left + (WIDTH - left - right) * share if axis == 0 else top + (height - top - bottom) * (1 - share)
+
+    parts = [
+        _line(place(tick, 0), top, place(tick, 0), height - bottom, MUTED if tick == 1 else GRID)
+        + _text(place(tick, 0), height - bottom + 18, f"{tick:g}×", MUTED, "middle")
+        for tick in RATIOS
+        if spans[0][0] <= tick <= spans[0][1]
+    ]
+    parts += [
+        _line(left, place(tick, 1), WIDTH - right, place(tick, 1), MUTED if tick == 1 else GRID)
+        + _text(left - 8, place(tick, 1) + 4, f"{tick:g}×", MUTED, "end")
+        for tick in RATIOS
+        if spans[1][0] <= tick <= spans[1][1]
+    ]
+    parts += [
+        f'<circle cx="{place(dot.x, 0):.1f}" cy="{place(dot.y, 1):.1f}" r="4" fill="{dot.colour}" fill-opacity="0.85">'
+        f"<title>{escape(dot.text)}</title></circle>"
+        for dot in sorted(dots, key=lambda dot: dot.colour == GREEN)
+    ]
+    parts.append(_text(WIDTH - right, height - 4, x_name, MUTED, "end"))
+    parts.append(_text(left + 6, top + 10, y_name, MUTED))
+    return _svg(height, parts, f"Candidates by {x_name} and {y_name}")
 
 
 def lines(series: Sequence[tuple[str, Sequence[tuple[float, float]]]], end_seconds: float) -> str:

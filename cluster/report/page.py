@@ -17,6 +17,7 @@ from cluster.predicting import shown
 from cluster.report import charts
 from cluster.report.board import board_section, llm_section
 from cluster.report.data import ReportData, rejected_rows
+from cluster.report.front import front_section
 from cluster.report.proposers import proposers_section
 from cluster.report.reloads import reload_costs
 from hotpass.records.measurement import Estimate, Purpose, Verdict
@@ -36,8 +37,8 @@ def render(data: ReportData) -> str:
     plan = data.plan
     title = f"{plan.deployment.model.name} · {plan.deployment.traffic.name} · {plan.deployment.hardware.name}"
     sections = [
-        _header(data, title), _claims(data), _progress(data), proposers_section(data.state), _gains(data), _shapes(data), _baselines(data),
-        _rejected(data), _reloads(data), board_section(data), llm_section(data), _sources(data), _environment(data), _reproduce(data),
+        _header(data, title), _claims(data), _progress(data), front_section(data.plan, data.state), proposers_section(data.state), _gains(data), _shapes(data),
+        _baselines(data), _rejected(data), _reloads(data), board_section(data), llm_section(data), _sources(data), _environment(data), _reproduce(data),
     ]  # fmt: skip
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -107,6 +107,7 @@ class Candidate:
         """Readable, not an identity: `cpp-decode(bits=4)+threads=2`, or `as loaded`."""
         names = [_with_params(use.source.name, use.params) for use in self.parts]
         names += [f"{key}={value}" for key, value in sorted(self.settings.items())]
+        names += [f"{key}{degree}" for key, degree in sorted(self.parallelism.items()) if degree != 1]
         return " + ".join(names) if names else "as loaded"
 
 

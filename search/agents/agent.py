@@ -14,12 +14,13 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from hotpass.canonical import Json
 from hotpass.errors import HotpassError, InputError
 from search.agents.briefs import Brief
+from search.agents.exchange import Exchange
 from search.agents.llm import Answer, Llm, Message, Reply
 from search.agents.prompts import SHARE, Section, digest, system_prompt, tool_specs
 from search.agents.replies import ToolUse, Unusable, tool_use
@@ -45,8 +46,8 @@ class Link(Protocol):
         """Raises InputError for a bad call, MachineError when the campaign does not answer."""
         ...
 
-    def tell(self, call: LlmCall) -> None:
-        """For the ledger."""
+    def tell(self, call: LlmCall, exchange: Exchange | None = None) -> None:
+        """For the ledger; what was said and answered is kept beside it, where there was a reply."""
         ...
 
 
@@ -87,6 +88,8 @@ class Agent:
         self._between = between
         self._clock = clock
         self._turns = 0
+        self._said, self._exchange = 0, ""
+        """Messages of this conversation that are kept already, and the exchange that they are kept in."""
         self._window = llm.context_tokens
         self._ratio = 1.0 if llm.is_known else UNKNOWN_TOKENIZER
         """Tokens by the server's account over tokens counted here: the most so far."""
@@ -96,6 +99,7 @@ class Agent:
     def turn(self) -> Turn:
         """One conversation. Never raises for what LLM, server or tools do."""
         self._turns += 1
+        self._said, self._exchange = 0, ""
         deadline = self._clock() + self.turn_seconds
         try:
             messages = self._opening()
@@ -140,7 +144,7 @@ class Agent:
                 if not call.estimated and counted:
                     self._ratio = max(self._ratio, call.prompt_tokens / counted)
                 self.spend = self.spend.plus(call)
-                self.link.tell(call)
+                self._tell(call, messages, answer.reply if call is answer.calls[-1] else None)
             deadline += 0.0 if answer.reply is not None else answer.waited_seconds
             if answer.reply is not None:
                 return answer
@@ -151,6 +155,15 @@ class Agent:
             return Turn(outcome=answer.outcome, detail=answer.problem)
         outcome = "deadline" if self._clock() >= deadline else answer.outcome
         return Turn(outcome=outcome, detail=answer.problem)
+
+    def _tell(self, call: LlmCall, messages: list[Message], reply: Reply | None) -> None:
+        if reply is None:
+            self.link.tell(call)
+            return
+        said = tuple(messages[self._said :])
+        exchange = Exchange(author=self.author, model=call.model, before=self._exchange, said=said, reply=reply)
+        self._said, self._exchange = len(messages) + 1, exchange.sha256  # the reply itself is the next message
+        self.link.tell(replace(call, exchange=exchange.sha256), exchange)
 
     def _reply_room(self) -> int:
         return min(self.llm.reply_tokens, self._window // 2)

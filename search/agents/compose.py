@@ -15,7 +15,7 @@ from hotpass.records.slots import Slot, SlotTable
 from hotpass.settings import DEFAULTS, check_setting
 from search.agents.tools import PartArgument, Value
 from search.options import Option
-from search.space import Space
+from search.space import AS_IT_IS, PlanOf, Space
 
 MAX_SPACES = 64
 
@@ -23,7 +23,16 @@ MAX_SPACES = 64
 class Composer:
     """What can be composed on one deployment."""
 
-    def __init__(self, deployment: Deployment, slots: SlotTable, *, allowed: Numerics, compiler: bool) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        slots: SlotTable,
+        *,
+        allowed: Numerics,
+        compiler: bool,
+        plans: Sequence[PlanOf] = (AS_IT_IS,),
+    ) -> None:
+        self.plans = tuple(plans)
         self.deployment, self.slots, self.allowed, self.compiler = deployment, slots, allowed, compiler
         self._spaces: dict[tuple[str, ...], Space] = {}
 
@@ -49,7 +58,7 @@ class Composer:
             and not any(_clash(space, options[use.source.sha256], option) for option, _ in mine)
         ]
         wanted = {**onto.settings, **{name: _setting(name, value) for name, value in settings.items()}}
-        choices = space.choices_for([*kept, *mine], wanted)
+        choices = space.choices_for([*kept, *mine], wanted, onto.parallelism)
         self._check_settings(space, settings)
         try:
             candidate = space.to_candidate(choices)
@@ -67,7 +76,7 @@ class Composer:
     def reason_against(self, candidate: Candidate) -> str:
         """Why a whole candidate cannot be measured in this campaign; empty when it can."""
         try:
-            made = self.composed(Candidate(), candidate.parts, candidate.settings)
+            made = self.composed(Candidate(parallelism=candidate.parallelism), candidate.parts, candidate.settings)
         except InputError as error:
             return str(error)
         return "" if made.id == candidate.id else "does not come out as the same candidate when it is composed here"
@@ -79,7 +88,7 @@ class Composer:
             if len(self._spaces) >= MAX_SPACES:
                 self._spaces.clear()
             self._spaces[key] = Space.build(
-                self.deployment, self.slots, parts, allowed=self.allowed, compiler=self.compiler
+                self.deployment, self.slots, parts, allowed=self.allowed, compiler=self.compiler, plans=self.plans
             )
         return self._spaces[key]
 

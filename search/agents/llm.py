@@ -17,7 +17,7 @@ import threading
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from search.agents.llm_errors import outcome_of, retry_after_seconds
@@ -217,10 +217,17 @@ class Llm:
             outcome = self._runner.run(self._bounded(self._listen(arguments, heard, reply_tokens), deadline))
         except Exception as raised:
             error, outcome = raised, outcome_of(raised)[0]
-        reply = _reply(heard) if outcome == "reply" else None
+        reply = self._without_keys(_reply(heard)) if outcome == "reply" else None
         if reply is None and outcome == "reply":
             outcome = "garbage"
         return reply, self._counted(messages, heard, outcome, self._clock() - started), error
+
+    def _without_keys(self, reply: Reply | None) -> Reply | None:
+        """Should a server have repeated a key in its answer: nothing that goes on from here has it."""
+        if reply is None:
+            return None
+        calls = tuple(replace(call, arguments=hidden(call.arguments, self._keys.values())) for call in reply.calls)
+        return replace(reply, text=hidden(reply.text, self._keys.values()), calls=calls)
 
     def _arguments(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], reply_tokens: int, seconds: float

@@ -34,6 +34,8 @@ class LlmCall:
     """None when the price of the model is unknown."""
     estimated: bool = False
     """True when the provider gave no usage and tokens were counted here."""
+    exchange: str = ""
+    """Hash of what was said and answered (`search.agents.exchange`); empty where there was no reply."""
 
     @property
     def tokens(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -11,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.campaign import run_campaign
+from cluster.campaign import _mirrored, run_campaign
 from cluster.commands.hindsight import status
 from cluster.comparing import compare_plan, differences, measure_winners, read_campaigns, why_not_comparable
 from cluster.events import Event, EventLog, read_events
 from cluster.journal import FOLDER, read_state
+from cluster.mirrored import fetch_best
 from cluster.plan import read_plan
 from cluster.replay import replay
 from cluster.standing import standing_lines, standing_of
@@ -86,6 +88,34 @@ def test_a_warm_start_tries_what_was_fast_there_first_and_measures_it_again(done
     assert state.attempts_of(first.candidate_id), "measured here, whatever it was there"
     assert (folder / WARM / "worth.json").is_file()
     assert replay(folder, catalogue).differing == ()
+
+
+def test_a_warm_start_and_the_best_are_read_from_mlflow_alone(tmp_path: Path) -> None:
+    """A campaign mirrored into a store of its own; its folder goes, and another one begins with its parts."""
+    uri = f"sqlite:///{tmp_path / 'store.db'}"
+    first, folder = tmp_path / "first", tmp_path / "c"
+    running = make_running(first, tracking_uri=uri, max_attempts=8, baselines=False)
+    running.mirrored = _mirrored
+    result = run_campaign(running)
+    best = fetch_best(uri, "first")
+    assert best is not None
+    assert (best.candidate_id, best.speedup_vs_loaded) == (
+        result["best"]["candidate"],
+        result["best"]["speedup_vs_loaded"]["value"],
+    )
+    shutil.rmtree(first)
+    catalogue = tuple(source for source in PARTS if not source.name.startswith("quick"))
+    given = {"warm_start": "mlflow:first", "tracking_uri": uri, "max_attempts": 8, "baselines": False}
+    again = run_campaign(make_running(folder, parts=catalogue, **given))
+    assert next(iter(read_state(folder).candidates.values())).proposer == "warm"
+    assert again["best"]["candidate"] == result["best"]["candidate"], (
+        "measured here, and the same sources byte for byte"
+    )
+    assert replay(folder, catalogue).differing == ()
+    with pytest.raises(InputError, match="is not there"):
+        warm_of(make_plan(tmp_path / "d", **{**given, "warm_start": "mlflow:second"}), tmp_path / "d")
+    with pytest.raises(InputError, match="is not there"):
+        fetch_best(uri, "second")
 
 
 def test_a_warm_start_from_nothing_is_wrong_input(tmp_path: Path) -> None:

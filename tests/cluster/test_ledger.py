@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from cluster.events import read_events
-from cluster.ledger import UPLOADED, VIEW_TAG, Mirror, catch_up, import_mlflow, open_mirror, read_back
+from cluster.ledger import UPLOADED, VIEW_TAG, Mirror, catch_up, import_mlflow, open_mirror
+from cluster.mirrored import read_back
 from cluster.passes import read_passes
 from cluster.runs import Story, result_metrics
 from cluster.store import load_candidate

@@ -21,11 +21,13 @@ from cluster.machines import Machines, MachinesOpener, engine_spec
 from cluster.pending import Answers
 from cluster.plan import Plan
 from cluster.ports import LocalBuilder, LocalEngine, View
+from cluster.replay import replay
 from cluster.rules import LEAST_TAU, needs_wider_cut, tau_between_tiers
 from cluster.state import CampaignState
+from engines.fake import FakeEngine, step_time_from_costs
 from hotpass.errors import EngineDied, MachineError
 from hotpass.records.candidate import Candidate, Numerics, PartUse, Proposal
-from hotpass.records.measurement import Assignment, Purpose, Tier, Verdict
+from hotpass.records.measurement import Assignment, MeasureResult, Purpose, Tier, Verdict
 from search.inbox import Inbox
 from tests.cluster.campaigns import FACTORS, PARTS, fake, make_running, part
 
@@ -236,6 +238,70 @@ def test_two_objectives_are_told_to_the_study(tmp_path: Path) -> None:
     rows = [row.attempt for row in read_state(tmp_path / "c").attempts if row.attempt.verdict.is_timed]
     assert all({"ttft", "tpot"} <= attempt.ratios.keys() for attempt in rows)
     assert any(attempt.ratios["ttft"] > 1.2 for attempt in rows)
+
+
+RIVALS = {f"rival-{index}": 1 / (1.04 + 0.05 * index) for index in range(4)}
+"""Of the shallow cuts: factors on the step time, each quicker than the one before, none so quick that it needs no replay."""
+
+
+class Shallow(FakeEngine):
+    """Until its cuts are deepened, the fast tier sees each rival as much faster as the whole model is slower with it."""
+
+    deep = False
+
+    def measure(self, assignment: Assignment) -> MeasureResult:
+        honest = self.deep or assignment.tier is Tier.SLOW or assignment.purpose is Purpose.COLD
+        factors = {name: 1 / factor for name, factor in RIVALS.items()} if honest else RIVALS
+        self.step_time = step_time_from_costs(20.0, factors)
+        return super().measure(assignment)
+
+
+class Deepens(LocalEngine):
+    """Has one deeper cut, once."""
+
+    def __init__(self, server: EngineServer) -> None:
+        super().__init__(server)
+        self.widen = self.deepen
+
+    def deepen(self) -> tuple[int, ...]:
+        engine = self.server.engine
+        assert isinstance(engine, Shallow)
+        if engine.deep:
+            return ()
+        engine.deep = True
+        return (4, 8)
+
+
+def test_a_fast_tier_that_ranks_unlike_the_slow_one_is_deepened_and_then_believed(tmp_path: Path) -> None:
+    """Four candidates lead on the fast tier one after the other, and the slow one refuses each: tau is -1 over six pairs."""
+
+    @contextlib.contextmanager
+    def opened(plan: Plan, view: View) -> Iterator[Machines]:
+        server = EngineServer(engine_spec(plan), lambda spec, _: Shallow("fake-0", noise=0.0005))
+        builder = LocalBuilder(BuilderServer(server.spec, plan.deployment, 10.0))
+        yield Machines(engines=[Deepens(server)], builder=builder, build_ahead=False, compiler=True)
+
+    places = ("mlp", "self_attn", "input_layernorm", "post_attention_layernorm")
+    parts = tuple(part(name, place) for name, place in zip(RIVALS, places, strict=True))
+    folder = tmp_path / "c"
+    running = campaign(folder, opened, sampler="none", max_attempts=20)
+    running.catalogue = lambda device: parts
+    inbox = Inbox(folder)
+    for number, source in enumerate(parts):
+        candidate = Candidate(parts=(PartUse(source=source),), numerics=Numerics.TOLERANCE)
+        inbox.submit(Proposal(candidate=candidate, proposer="person"), "person", str(number))
+    result = run_campaign(running)
+    (widened,) = decisions(folder, "widen")
+    assert (widened["tau"], widened["pairs"], widened["layers"]) == (-1.0, 6, [4, 8])
+    state = read_state(folder)
+    assert state.widened == 1
+    own = [row.seq for row in state.attempts if row.attempt.purpose is Purpose.AA]
+    assert len(own) == 2, "what is correct and what is noise is learned anew"
+    slow = {row.attempt.verdict for row in state.attempts if row.attempt.tier is Tier.SLOW}
+    assert slow == {Verdict.SLOWER}
+    assert result["verdict"] != "faster"
+    assert tau_between_tiers(state) == (None, 0), "only what was measured since then counts"
+    assert replay(folder, parts).differing == ()
 
 
 def test_tiers_that_rank_alike_leave_the_cut_and_such_that_do_not_widen_it() -> None:

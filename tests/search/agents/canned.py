@@ -7,6 +7,7 @@ from typing import Any
 
 from hotpass.canonical import Json
 from hotpass.errors import InputError, MachineError
+from search.agents.exchange import Exchange
 from search.agents.spend import LlmCall, LlmSpend
 
 
@@ -16,6 +17,7 @@ class CannedCampaign:
     def __init__(self, submission: Mapping[str, Json] | None = None) -> None:
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.told: list[LlmCall] = []
+        self.exchanges: list[Exchange] = []
         self.submission = submission or {"standing": "queued", "what": "a", "candidate": "c" * 64}
         self.is_dead = False
         self.num_waiting = 0
@@ -34,8 +36,9 @@ class CannedCampaign:
             return {"text": "x = 1\n" * 600}
         return {"rows": [], "candidates": [], "posts": [], "slots": [], "parts": [], "as_loaded": []}
 
-    def tell(self, call: LlmCall) -> None:
+    def tell(self, call: LlmCall, exchange: Exchange | None = None) -> None:
         self.told.append(call)
+        self.exchanges += [exchange] if exchange else []
 
     def waiting(self, author: str) -> int:
         return self.num_waiting

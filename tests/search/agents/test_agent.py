@@ -62,6 +62,20 @@ def test_a_turn_ends_with_the_proposal_and_what_was_wrong_before_is_told_precise
     assert [call.outcome for call in campaign.told] == ["reply"] * 3
 
 
+def test_what_was_said_and_answered_is_kept_once_and_in_order() -> None:
+    campaign = CannedCampaign()
+    ended, server = turn([Say("Hm."), Say(tool_text("slots")), Say(SUBMIT)], campaign)
+    assert ended.outcome == "proposed"
+    first, second, third = campaign.exchanges
+    assert [call.exchange for call in campaign.told] == [first.sha256, second.sha256, third.sha256]
+    assert [first.before, second.before, third.before] == ["", first.sha256, second.sha256]
+    assert [message["role"] for message in first.said] == ["system", "user"]
+    asked = [message for exchange in campaign.exchanges for message in exchange.said]
+    answers = [server.requests[index].body["messages"][-2] for index in (1, 2)]
+    assert [*asked[:2], answers[0], asked[2], answers[1], asked[3]] == server.requests[2].body["messages"]
+    assert third.reply.text == SUBMIT
+
+
 def test_after_two_corrections_a_turn_is_given_up() -> None:
     ended, server = turn([Say("I cannot do that.")])
     assert (ended.outcome, len(server.requests)) == ("unusable", 3)
