@@ -8,18 +8,19 @@ caller at a time. What a candidate does wrong is in the results; only inputs and
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
-
 from engines.client import Child, token_bytes
 from engines.cuts import choose_cuts
+from engines.heap import available_bytes, total_bytes
 from engines.judge.attempt import Judge
 from engines.judge.baselines import BASELINE_NAMES, measure_baseline
+from engines.judge.device import in_words, measured
 from engines.judge.inputs import SourceMaker
 from engines.judge.install import Builder, Installer
 from engines.judge.reloads import prove_reload
@@ -38,6 +39,8 @@ from hotpass.records.measurement import (
     Assignment,
     BaselineMeasurement,
     Environment,
+    Failure,
+    FailureKind,
     MeasureResult,
     OutputCheck,
     ReloadProof,
@@ -190,7 +193,7 @@ class DecoderEngine:
         requests: Sequence[ReplayRequest] = ()
         if assignment.tier is Tier.SLOW:
             requests = self._replayed(assignment)
-        return self._judge.measure(assignment, requests)
+        return measured(self._loaded, lambda: self._judge.measure(assignment, requests))
 
     def generate(self, side: Side, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
         """Greedy continuation by what is installed on a side. Raises CandidateFailed."""
@@ -202,11 +205,12 @@ class DecoderEngine:
         )
 
     def restore(self) -> None:
-        """Both sides as loaded; a child that cannot be restored is replaced."""
+        """Both sides as loaded; a child that cannot be restored, or that wrote to a GPU's weights, is replaced."""
         child = self._pair_child()
         try:
-            for side in Side:
-                self._installer.uninstall(child, side, _soon())
+            with self._weights_kept():
+                for side in Side:
+                    self._installer.uninstall(child, side, _soon())
         except CandidateFailed:
             self._loaded.discard_pair()
 
@@ -230,9 +234,10 @@ class DecoderEngine:
 
     def score(self, candidate: Candidate, texts: int, tokens_per_text: int, seed: int, noise_abs: float) -> Agreement:
         """Agreement with the reference on held-out text, in a fresh child. Raises CandidateFailed."""
-        return score_texts(
-            self._loaded, self._installer, candidate, len(self.cuts) - 1, (texts, tokens_per_text), seed, noise_abs
-        )
+        with self._weights_kept():
+            return score_texts(
+                self._loaded, self._installer, candidate, len(self.cuts) - 1, (texts, tokens_per_text), seed, noise_abs
+            )
 
     def reference_noise(self) -> Sequence[OutputCheck]:
         """The reference against itself with another number of threads, on the pool."""
@@ -244,15 +249,20 @@ class DecoderEngine:
 
     def verify_reload(self, before: Candidate, candidate: Candidate) -> ReloadProof:
         """Whether the candidate put over `before` answers as it does cold, and `before` comes back. Raises CandidateFailed."""
-        return prove_reload(self._loaded, self._installer, before, candidate)
+        with self._weights_kept():
+            return prove_reload(self._loaded, self._installer, before, candidate)
 
     def profile(self, assignment: Assignment, trace_path: str = "") -> Profile:
         """Where the time of the assignment's candidate goes, on its rows of the whole model, in a child of its own."""
         self._check(assignment)
-        return profile(
-            self._loaded, self._installer, assignment, engine=self.name, table=self.slots(),
-            hardware=self._deployment.hardware, cut=len(self.cuts) - 1, trace_path=trace_path,
-        )  # fmt: skip
+        try:
+            return profile(
+                self._loaded, self._installer, assignment, engine=self.name, table=self.slots(),
+                hardware=self._deployment.hardware, cut=len(self.cuts) - 1, trace_path=trace_path,
+            )  # fmt: skip
+        finally:
+            if self._loaded.written_on_device().written:  # its own child is gone; the pair child has seen them
+                self._loaded.discard_pair()
 
     def close(self) -> None:
         """End every process and release every descriptor; the engine can be loaded again."""
@@ -275,6 +285,19 @@ class DecoderEngine:
         except CandidateFailed:
             self._loaded.discard_pair()
             raise
+
+    @contextlib.contextmanager
+    def _weights_kept(self) -> Iterator[None]:
+        """A candidate that wrote to the weights on a GPU has failed; they are as they were afterwards, whatever happened."""
+        written: Sequence[str] = ()
+        try:
+            yield
+        finally:
+            written = self._loaded.written_on_device().written
+            if written:
+                self._loaded.discard_pair()
+        if written:
+            raise CandidateFailed(Failure(kind=FailureKind.PROTOCOL, message=in_words(written)))
 
     def _default_builder(self, deployment: Deployment, cuts: Sequence[tuple[int, ...]]) -> Builder:
         from engines.build import CandidateBuilder
@@ -338,7 +361,7 @@ class DecoderEngine:
         on a GPU whoever knows it says so."""
         if self._room_bytes is not None:
             return self._room_bytes
-        return psutil.virtual_memory().available + self._loaded.keeper.derived_bytes
+        return available_bytes() + self._loaded.keeper.derived_bytes
 
     def _row_index(self, row: ShapeRow) -> int:
         keys = [item.key for item in self._loaded.recipe.rows]
@@ -376,7 +399,7 @@ def _compiler_version() -> str:
 
 def default_limits(device: str) -> ChildLimits:
     """Of children: four fifths of the machine's memory on a CPU. Drivers of a GPU reserve more than there is, so none there."""
-    memory = 0 if device != "cpu" else psutil.virtual_memory().total * 4 // 5
+    memory = 0 if device != "cpu" else total_bytes() * 4 // 5
     return ChildLimits(memory_bytes=memory)
 
 
