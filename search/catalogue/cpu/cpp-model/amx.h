@@ -176,7 +176,8 @@ struct Panel : Pointers {
 
     Kind kind = Kind::CODES;
     bool has_minimum = false;
-    __m512 scales[TOGETHER][CHUNK], minima[TOGETHER][CHUNK];
+    int turn = 0;  // whose scales are this chunk's; those of the chunk before are still needed for sums on their way
+    __m512 scales[2][TOGETHER][CHUNK], minima[2][TOGETHER][CHUNK];
     alignas(64) uint16_t units[TOGETHER * CHUNK / 2 * TERMS * UNIT];
 
     // How tiles are taken: float32, and tiles of different formats, by their values. BF16 is its own single term, exactly.
@@ -189,13 +190,14 @@ struct Panel : Pointers {
 
     void fill(const Matrix* const* matrices, const uint8_t* const* tiles, int count, int64_t begin, int blocks) {
         has_minimum = matrices[0]->format == Q4;
+        turn ^= 1;
         for (int i = 0; i < count; i++)
             for (int b = 0; b < blocks; b++) {
                 uint16_t* to = units + (i * chunk(kind) + b) * (kind == Kind::VALUES ? TERMS : 1) * UNIT;
                 at[i][b] = with_decoder(matrices[i]->format, [&](auto d) { return spread<decltype(d)>(*matrices[i], tiles[i], begin + b, i, b, to); });
             }
         for (int i = count; i < TOGETHER; i++)  // any tile stands in for a missing one, whose sums nobody reads
-            for (int b = 0; b < blocks; b++) at[i][b] = at[count - 1][b], scales[i][b] = minima[i][b] = _mm512_setzero_ps();
+            for (int b = 0; b < blocks; b++) at[i][b] = at[count - 1][b], scales[turn][i][b] = minima[turn][i][b] = _mm512_setzero_ps();
     }
 
   private:
@@ -208,8 +210,8 @@ struct Panel : Pointers {
         if (kind == Kind::ROUNDED) spread_values<D, 1>(tile, block, m.blocks(), to);
         if (kind != Kind::CODES) return to;
         if constexpr (D::SCALED) {
-            scales[i][b] = plain_scale<D>(tile, block, m.blocks(), 0);
-            minima[i][b] = D::minimum(tile, block, m.blocks(), 0);
+            scales[turn][i][b] = plain_scale<D>(tile, block, m.blocks(), 0);
+            minima[turn][i][b] = D::minimum(tile, block, m.blocks(), 0);
         }
         return spread_codes(m.format, tile, block, to);
     }

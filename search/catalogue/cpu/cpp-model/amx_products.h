@@ -271,45 +271,64 @@ inline void multiply_panel_values(const Panel& panel, int weights, int blocks, c
     if (tile < rows.count) multiply_values_1x4<X_TERMS, WEIGHT_TERMS>(panel, blocks, rows.x + tile * row_tile, sums + tile * 16 * SUM_STEP);
 }
 
-// Row tiles [from, end), 4 / WEIGHTS at a time.
+// A chunk of a panel with row tiles, 4 / WEIGHTS at a time; of an odd last one the second's sums go nowhere.
 template <int WEIGHTS, int ROWS, bool MINIMUM>
-inline void multiply_panel_codes(const Panel& panel, int weights, int blocks, const RowTiles& rows, int64_t from, int64_t end, float* room,
-                                 float* sums) {
+inline void multiply_chunk(CodeProducts<WEIGHTS, ROWS, MINIMUM>& products, const Panel& panel, int weights, int blocks, const RowTiles& rows,
+                           float* nowhere, float* sums) {
     constexpr int TILES = 4 / WEIGHTS;
-    CodeProducts<WEIGHTS, ROWS, MINIMUM> products(room, room + ROOM / 2);
-    for (int64_t tile = from; tile < end; tile += TILES)
+    for (int64_t tile = 0; tile < rows.count; tile += TILES)
         for (int n = 0; n < weights; n += WEIGHTS)
             for (int b = 0; b < blocks; b++) {
                 Step step;
                 for (int i = 0; i < TILES; i++) {
-                    const int64_t block = (tile + i) * rows.blocks + b;
+                    const bool real = tile + i < rows.count;
+                    const int64_t block = (real ? tile + i : tile) * rows.blocks + b;
                     step.x[i] = rows.x + block * TERMS * UNIT;
-                    step.to.sums[i] = sums + (tile + i) * 16 * SUM_STEP + n * TILE;
+                    step.to.sums[i] = real ? sums + (tile + i) * 16 * SUM_STEP + n * TILE : nowhere;
                     step.to.block_sums[i] = rows.block_sums + block * 16;
                 }
                 for (int i = 0; i < WEIGHTS; i++) step.weights[i] = panel.at[n + i][b];
-                step.to.scales = &panel.scales[n][b];
-                step.to.minima = &panel.minima[n][b];
+                step.to.scales = &panel.scales[panel.turn][n][b];
+                step.to.minima = &panel.minima[panel.turn][n][b];
                 products.step(step);
             }
+}
+
+// All chunks of a panel, by codes, without a pause: sums of a chunk arrive while the next is multiplied. A chunk has at least two
+// steps, or is the last, so that the scales of two chunks are all that is needed at once.
+template <int WEIGHTS, int ROWS, bool MINIMUM, class Fill>
+inline void multiply_codes(const Panel& panel, int weights, int64_t blocks, float* room, float* sums, Fill&& fill) {
+    float* nowhere = room + ROOM / 2;
+    CodeProducts<WEIGHTS, ROWS, MINIMUM> products(room, nowhere);
+    for (int64_t b = 0; b < blocks; b += CHUNK) {
+        const int here = static_cast<int>(std::min<int64_t>(CHUNK, blocks - b));
+        multiply_chunk(products, panel, weights, here, fill(b, here), nowhere, sums);
+    }
     products.finish();
 }
 
-// sums[row][TOGETHER][16] += rows · panel, for the first `weights` of its tiles and `blocks` of columns. ROWS: of a row tile there are.
-// `room`: ROOM floats, overwritten.
-template <int ROWS>
-inline void multiply_panel(const Panel& panel, bool scaled, int weights, int blocks, const RowTiles& rows, float* room, float* sums) {
-    if (panel.kind == Panel::Kind::ROUNDED) return multiply_panel_values<1, 1>(panel, weights, blocks, rows, sums);
-    if (panel.kind == Panel::Kind::VALUES) return multiply_panel_values<TERMS, TERMS>(panel, weights, blocks, rows, sums);
-    if (!scaled) return multiply_panel_values<TERMS, 1>(panel, weights, blocks, rows, sums);
-    const auto codes = [&](auto minimum) {
-        constexpr bool MINIMUM = decltype(minimum)::value;
-        const int64_t pairs = rows.count / 2 * 2;
-        if (pairs) multiply_panel_codes<2, 16, MINIMUM>(panel, weights, blocks, rows, 0, pairs, room, sums);
-        if (pairs < rows.count) multiply_panel_codes<4, ROWS, MINIMUM>(panel, weights, blocks, rows, pairs, rows.count, room, sums);
-    };
-    if (panel.has_minimum) codes(std::true_type{});
-    else codes(std::false_type{});
+// sums[row][TOGETHER][16] += rows · panel, for the first `weights` of its tiles and all blocks of columns. fill(block, count) readies
+// a chunk of the panel and gives the row tiles that meet it, `row_tiles` of them, each of `rows` rows. `room`: ROOM floats, overwritten.
+template <class Fill>
+inline void multiply_panel(const Panel& panel, bool scaled, bool has_minimum, int weights, int64_t blocks, int64_t row_tiles, int rows, float* room, float* sums,
+                           Fill&& fill) {
+    if (panel.kind == Panel::Kind::CODES && scaled) {
+        const auto codes = [&](auto minimum) {
+            constexpr bool MINIMUM = decltype(minimum)::value;
+            if (row_tiles > 1) multiply_codes<2, 16, MINIMUM>(panel, weights, blocks, room, sums, fill);
+            else if (rows == 16) multiply_codes<4, 16, MINIMUM>(panel, weights, blocks, room, sums, fill);
+            else multiply_codes<4, 8, MINIMUM>(panel, weights, blocks, room, sums, fill);
+        };
+        return has_minimum ? codes(std::true_type{}) : codes(std::false_type{});
+    }
+    const int64_t chunk = Panel::chunk(panel.kind);
+    for (int64_t b = 0; b < blocks; b += chunk) {
+        const int here = static_cast<int>(std::min(chunk, blocks - b));
+        const RowTiles met = fill(b, here);
+        if (panel.kind == Panel::Kind::ROUNDED) multiply_panel_values<1, 1>(panel, weights, here, met, sums);
+        else if (panel.kind == Panel::Kind::VALUES) multiply_panel_values<TERMS, TERMS>(panel, weights, here, met, sums);
+        else multiply_panel_values<TERMS, 1>(panel, weights, here, met, sums);
+    }
 }
 
 }  // namespace

@@ -124,7 +124,10 @@ class Model {
             for (int64_t c = 0; c < d_.hidden; c += LANES) squares = vfma(vload(row + c), vload(row + c), squares);
             const float scale = 1.0f / std::sqrt(vsum(squares) / static_cast<float>(d_.hidden) + static_cast<float>(d_.eps));
             float* to = x.column(i, 0);
-            for (int64_t c = 0; c < d_.hidden; c++) to[c * x.group] = row[c] * scale * weight[c];
+            if (x.group == 1)
+                for (int64_t c = 0; c < d_.hidden; c += LANES) vstore(to + c, vload(row + c) * vset(scale) * vload(weight + c));
+            else
+                for (int64_t c = 0; c < d_.hidden; c++) to[c * x.group] = row[c] * scale * weight[c];
         }
         multiplier_.block_sums(thread, x, count);
         if (!few) team_.barrier();
@@ -174,10 +177,12 @@ class Model {
                  [&](int64_t unit) { return Place{&matrix(layer, unit % 2 ? UP : GATE), unit / 2}; },
                  [&](int64_t unit, int64_t token, int tokens, const float* gate, const float* up, int stride) {
                      for (int i = 0; i < tokens; i++) {
-                         alignas(64) float h[TILE];
+                         alignas(64) float apart[TILE];
+                         float* column = to.column(token + i, unit / 2 * TILE);
+                         float* h = to.group == 1 ? column : apart;
                          for (int lane = 0; lane < TILE; lane += LANES)
                              vstore(h + lane, silu(vload(gate + i * stride + lane)) * vload(up + i * stride + lane));
-                         float* column = to.column(token + i, unit / 2 * TILE);
+                         if (to.group == 1) continue;
                          for (int lane = 0; lane < TILE; lane++) column[lane * to.group] = h[lane];
                      }
                  });

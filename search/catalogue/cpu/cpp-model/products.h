@@ -205,7 +205,8 @@ class Multiplier {
         const int64_t first_tile = shared ? from(row_tiles, thread) : 0, last_tile = shared ? from(row_tiles, thread + 1) : 1;
         (narrow_ ? split_rows<1> : split_rows<TERMS>)(x.data, rows, x.columns, first_tile, last_tile, terms.values.data(), terms.sums.data());
         if (shared) team_.barrier();
-        const int64_t fitting = (narrow_ ? TERMS : 1) * MOST_BLOCKS / blocks, step = std::clamp<int64_t>(fitting / 2 * 2, LEAST_TILES, MOST_BLOCKS);
+        const int64_t fitting = std::clamp<int64_t>((narrow_ ? TERMS : 1) * MOST_BLOCKS / blocks / 2 * 2, LEAST_TILES, MOST_BLOCKS);
+        const int64_t turns = (row_tiles + fitting - 1) / fitting, step = ((row_tiles + turns - 1) / turns + 1) / 2 * 2;  // equal, whole pairs
         for (int64_t first = 0; first < row_tiles; first += step)
             for (int64_t unit = begin; unit < end; unit += TOGETHER)
                 products_of_panel(own, rows, blocks, terms, first, std::min(step, row_tiles - first), unit,
@@ -226,17 +227,16 @@ class Multiplier {
         }
         Panel& panel = *own.panel;
         panel.kind = Panel::kind_of(matrices, count, narrow_);
-        const int64_t chunk = Panel::chunk(panel.kind), kept = narrow_ ? 1 : TERMS;
-        const bool scaled = matrices[0]->format == Q4 || matrices[0]->format == Q8;
+        const int64_t kept = narrow_ ? 1 : TERMS;
+        const int64_t format = matrices[0]->format;
         float* sums = own.products.data();
         std::fill(sums, sums + row_tiles * 16 * SUM_STEP, 0.0f);
-        for (int64_t b = 0; b < blocks; b += chunk) {
-            const int here = static_cast<int>(std::min(chunk, blocks - b));
-            panel.fill(matrices, tiles, count, b, here);
-            const int64_t block = first * blocks + b;
-            const RowTiles met{terms.values.data() + block * kept * UNIT, terms.sums.data() + block * 16, blocks, row_tiles};
-            (rows_for(rows) == 8 ? multiply_panel<8> : multiply_panel<16>)(panel, scaled, count, here, met, own.room.data(), sums);
-        }
+        multiply_panel(panel, format == Q4 || format == Q8, format == Q4, count, blocks, row_tiles, rows_for(rows), own.room.data(), sums,
+                       [&](int64_t b, int here) {
+                           panel.fill(matrices, tiles, count, b, here);
+                           const int64_t block = first * blocks + b;
+                           return RowTiles{terms.values.data() + block * kept * UNIT, terms.sums.data() + block * 16, blocks, row_tiles};
+                       });
         const int64_t row = first * 16;
         for (int i = 0; i < count; i += 2)
             emit(unit + i, row, static_cast<int>(std::min(row_tiles * 16, rows - row)), sums + i * TILE,
