@@ -1,19 +1,22 @@
 """External engines on this machine, over the shape points that hotpass is compared at: `make bench-baselines`.
 
     python -m benchmarks.bench_baselines [--engine llama.cpp] [--variant gguf] [--no-install] [--again] [--repeats 5]
+        [--sweep-seconds 240] [--budget-seconds 7200]
 
 Every engine gets an environment of its own (`.venv-baselines`), the same tokens, the same way of timing, and a sweep of what it
-can be tuned by. Results are cached by versions, hardware and model, so that the comparison (`bench_decode`) can show them; what is
-missing is named with the reason. Prints a table on stderr and, last on stdout, one JSON line. Nothing else may run meanwhile.
-
-What is not here: pairing with hotpass. These numbers stand beside it, from the same machine but not from the same minute.
+can be tuned by. At the best tuning, each repeat is followed by one of hotpass's part at the same point (`baselines.beside`), which
+makes the ratios paired. Results are cached by versions, hardware and model, so that `bench_decode` can hold the goals against them; what is
+missing is named with the reason. Prints a table on stderr and, last on stdout, one JSON line; a run that is interrupted or out of budget
+prints what it has. Nothing else may run meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
+import signal
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -22,8 +25,10 @@ from typing import Any
 import numpy as np
 
 from actors.lease import MeasuringLease
-from benchmarks.baselines.engines import VARIANTS, Effort, Measured, Models, Variant, reference_logits
+from benchmarks.baselines.beside import STORAGES, Beside, beside
+from benchmarks.baselines.engines import VARIANTS, Effort, Models, Variant, reference_logits
 from benchmarks.baselines.installs import Absent
+from benchmarks.baselines.processes import Measured
 from benchmarks.baselines.sweep import POINTS, say
 from engines.prepare import load_tokenizer, prepare_model
 from engines.prepare.cache import cache_root
@@ -31,10 +36,10 @@ from engines.prepare.sources import locate
 from engines.probe import probe_hardware
 from engines.threading_env import usable_cores
 from hotpass.canonical import content_hash
-from hotpass.records.deployment import HardwareRef
+from hotpass.records.deployment import HardwareRef, ModelRef
 from hotpass.traffic.text import TextSource
 
-BENCH_VERSION = 1
+BENCH_VERSION = 2
 """Of how things are measured; a change measures everything again."""
 MODEL, MODEL_BF16 = "smollm2-135m", "smollm2-135m-bf16"
 LOGIT_TOKENS = 64
@@ -53,15 +58,26 @@ def main() -> None:
         if (not options.engine or variant.engine in options.engine)
         and (not options.variant or variant.name in options.variant)
     ]
-    results = [
-        _result(variant, models, effort, hardware, install=options.install, again=options.again) for variant in chosen
-    ]
+    results: list[Result] = []
+    signal.signal(signal.SIGTERM, _interrupt)
+    end, cut = time.monotonic() + options.budget_seconds, ""
+    try:
+        for variant in chosen:
+            if time.monotonic() > end:
+                cut = f"{options.budget_seconds:.0f} s are spent"
+                break
+            results.append(_result(variant, models, effort, hardware, install=options.install, again=options.again))
+    except KeyboardInterrupt:
+        cut = "interrupted"
+    done = {(result["engine"], result["variant"]) for result in results}
+    left = [f"{variant.engine} {variant.name}" for variant in chosen if (variant.engine, variant.name) not in done]
     _print_table(results)
-    print(
-        json.dumps(
-            {"schema": 1, "bench": "baselines", "hardware": hardware.name, "points": _points(), "results": results}
-        )
-    )
+    line = {"schema": 1, "bench": "baselines", "hardware": hardware.name, "points": _points(), "results": results}
+    print(json.dumps({**line, "cut": cut, "not_measured": left}))
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def cached_results(hardware: HardwareRef) -> list[Result]:
@@ -96,9 +112,14 @@ def _result(
             return {**json.loads(path.read_text()), "cached": True}
         say(f"measuring {variant.engine} {variant.name}")
         start = time.monotonic()
-        with MeasuringLease("cpu"):
-            measured = variant.run(models, effort)
-        result = {**about, **_figures(variant, measured, models), "seconds": round(time.monotonic() - start, 1)}
+        model: ModelRef = getattr(models, variant.model)
+        with MeasuringLease("cpu"), beside(model, variant.model, usable_cores()) as hotpass:
+            measured = variant.run(models, dataclasses.replace(effort, turn=hotpass.turn))
+        figures = _figures(variant, measured, models, hotpass)
+        result = {**about, **figures, "seconds": round(time.monotonic() - start, 1)}
+        if measured.cut:
+            say(f"{variant.engine} {variant.name}: cut, {measured.cut}")
+            return {**result, "cut": measured.cut, "cached": False}
     except Absent as error:
         say(f"{variant.engine} {variant.name}: {error}")
         return {**about, "missing": str(error)}
@@ -109,8 +130,8 @@ def _result(
     return {**result, "cached": False}
 
 
-def _figures(variant: Variant, measured: Measured, models: Models) -> Result:
-    """Speeds by point, and how far the logits are from the reference."""
+def _figures(variant: Variant, measured: Measured, models: Models, hotpass: Beside) -> Result:
+    """Speeds by point, hotpass's over them in turns, and how far the logits are from the reference."""
     speeds = {
         row.point: {
             "tokens_per_s": round(statistics.median(row.tokens_per_s), 2),
@@ -119,6 +140,7 @@ def _figures(variant: Variant, measured: Measured, models: Models) -> Result:
             "repeats": len(row.tokens_per_s),
             "tuning": row.tuning,
             "tunings_tried": len(row.swept),
+            "hotpass_over_it": hotpass.ratios(row),
         }
         for row in measured.rows
     }
@@ -192,6 +214,10 @@ def _print_table(results: Sequence[Result]) -> None:
         difference = result["max_abs_logit_diff"]
         shown = "-" if difference is None else f"{difference:.2g}"
         say(head + "".join(f"{'-' if cell is None else f'{cell:.1f}':>13}" for cell in cells) + f"{shown:>12}")
+        for name in STORAGES["bf16" if result["model"] == MODEL_BF16 else "full"]:
+            ratios = [result["points"].get(point.name, {}).get("hotpass_over_it", {}).get(name) for point in POINTS]
+            shares = (f"{ratio['median']:.2f} x" if ratio else "-" for ratio in ratios)
+            say(f"{f'  hotpass {name}, in turns':<29}" + "".join(f"{share:>13}" for share in shares))
 
 
 def _arguments() -> argparse.ArgumentParser:
@@ -206,6 +232,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--again", action="store_true", help="measure even what is cached")
     parser.add_argument("--repeats", type=int, default=5, help="of the best tuning (default 5)")
     parser.add_argument("--sweep-seconds", type=float, default=240, help="no new tuning is begun after this long")
+    parser.add_argument("--budget-seconds", type=float, default=7200, help="no new variant is begun after this long")
     return parser
 
 

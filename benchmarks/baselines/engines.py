@@ -10,10 +10,9 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.baselines import installs
-from benchmarks.baselines.installs import ROOT, Absent
+from benchmarks.baselines.installs import Absent
+from benchmarks.baselines.processes import Measured, run_module, run_tool
 from benchmarks.baselines.sweep import POINTS, Point, Row, Tuning, say
 from engines.prepare.store import PACKED_FILE
 from hotpass.records.deployment import ModelRef
-
-ENGINE_SECONDS = 1800
-"""For one variant, at most: start, sweep, repeats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,18 +51,8 @@ class Effort:
     """Thread counts to try, the likeliest first."""
     repeats: int
     sweep_seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """One variant of an engine."""
-
-    rows: list[Row]
-    logits: np.ndarray | None = None
-    """float32 [tokens, vocab], or log-probabilities [tokens - 1, vocab] of what follows all positions but the last."""
-    logits_are: str = "logits"
-    no_logits: str = ""
-    """Why there are none."""
+    turn: Callable[[str], object] | None = None
+    """Called with a point's name after each repeat of it, while the engine waits: hotpass's part measures the same point then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,40 +73,6 @@ class Variant:
     notes: str = field(default="")
 
 
-def _runner(python: Path, module: str, orders: Mapping[str, Any], extra_path: Sequence[Path] = ()) -> Measured:
-    """Run a runner in its environment and read its answer. Raises Absent with the end of what it said."""
-    with tempfile.TemporaryDirectory() as folder:
-        logits = Path(folder, "logits.npy")
-        request = Path(folder, "request.json")
-        request.write_text(json.dumps({**orders, "logits": str(logits)}))
-        done = _process([str(python), "-m", f"benchmarks.baselines.{module}", str(request)], _environment(extra_path))
-        answer = json.loads(done.stdout.splitlines()[-1])
-        rows = [Row(**row) for row in answer.pop("rows")]
-        found = np.load(logits) if logits.exists() else None
-    return Measured(rows=rows, logits=found, **answer)
-
-
-def _process(command: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=environment, check=False, timeout=ENGINE_SECONDS, cwd=ROOT
-        )
-    except subprocess.TimeoutExpired:
-        raise Absent(f"did not end within {ENGINE_SECONDS} s") from None
-    if done.returncode or not done.stdout.strip():
-        said = [line for line in done.stderr.splitlines() if line.strip()] or ["without a word"]
-        errors = [line for line in said if "Error" in line] or said
-        raise Absent(f"{Path(command[0]).name} ended with {done.returncode}: {errors[-1].strip()[:300]}")
-    return done
-
-
-def _environment(extra_path: Sequence[Path]) -> dict[str, str]:
-    path = os.pathsep.join(map(str, (ROOT, *extra_path)))
-    # Offline and without telemetry: nothing but the measured engine runs.
-    quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-    return {**os.environ, **quiet, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
-
-
 def _orders(models: Models, effort: Effort, **more: Any) -> dict[str, Any]:
     return {
         "tokens": list(models.tokens),
@@ -138,7 +91,7 @@ def reference_logits(model: ModelRef, models: Models, threads: int) -> np.ndarra
     """The model's own values computed in float32 by transformers: what accuracy is measured against."""
     effort = Effort(threads=(threads,), repeats=1, sweep_seconds=0)
     orders = _orders(models, effort, model=model.folder, dtype="float32", points=[])
-    found = _runner(Path(sys.executable), "run_transformers", orders).logits
+    found = run_module(Path(sys.executable), "run_transformers", orders).logits
     assert found is not None
     return found
 
@@ -146,7 +99,7 @@ def reference_logits(model: ModelRef, models: Models, threads: int) -> np.ndarra
 def transformers_compiled(model: str, dtype: str) -> Callable[[Models, Effort], Measured]:
     def run(models: Models, effort: Effort) -> Measured:
         orders = _orders(models, effort, model=getattr(models, model).folder, dtype=dtype)
-        return _runner(Path(sys.executable), "run_transformers", orders)
+        return run_module(Path(sys.executable), "run_transformers", orders, turn=effort.turn)
 
     return run
 
@@ -162,7 +115,8 @@ def vllm(model: str, dtype: str) -> Callable[[Models, Effort], Measured]:
     def run(models: Models, effort: Effort) -> Measured:
         python = installs.environment(installs.VLLM, make=False)
         folder = _without_blocks(getattr(models, model), models.folder / f"vllm-{model}")
-        return _runner(python, "run_vllm", _orders(models, effort, model=str(folder), dtype=dtype))
+        orders = _orders(models, effort, model=str(folder), dtype=dtype)
+        return run_module(python, "run_vllm", orders, turn=effort.turn)
 
     return run
 
@@ -185,7 +139,8 @@ def openvino(kind: str, precision: str) -> Callable[[Models, Effort], Measured]:
         if not place.exists():
             place.parent.mkdir(parents=True, exist_ok=True)
             os.link(file, place)
-        return _runner(python, "run_openvino", _orders(models, effort, model=str(place), precision=precision))
+        orders = _orders(models, effort, model=str(place), precision=precision)
+        return run_module(python, "run_openvino", orders, turn=effort.turn)
 
     return run
 
@@ -205,7 +160,7 @@ def llama_cpp(kind: str) -> Callable[[Models, Effort], Measured]:
         orders = _orders(models, effort, model=str(file))
         os.environ["LLAMA_CPP_LIB_PATH"] = str(built.tools)
         try:
-            found = _runner(built.python, "run_llama_cpp", orders, (built.bindings,))
+            found = run_module(built.python, "run_llama_cpp", orders, (built.bindings,))  # logits only
         except Absent as error:
             return Measured(rows=rows, no_logits=str(error))
         return Measured(rows=rows, logits=found.logits)
@@ -226,7 +181,7 @@ def _as(models: Models, kind: str) -> Path:
     if not target.exists():
         tool = installs.llama_cpp(make=False).tools / "llama-quantize"
         making = target.with_suffix(".making")
-        _process([str(tool), "--allow-requantize", str(models.gguf), str(making), kind])
+        run_tool([str(tool), "--allow-requantize", str(models.gguf), str(making), kind])
         making.rename(target)
     return target
 
@@ -240,7 +195,11 @@ def _llama_tunings(point: Point, effort: Effort) -> Iterator[Tuning]:
 def _llama_row(built: installs.LlamaCpp, file: Path, point: Point, effort: Effort) -> Row:
     """Its own tools' figure: llama-bench for one sequence, llama-batched-bench for several."""
     swept: list[dict[str, Any]] = []
+    start = time.monotonic()
     for tuning in _llama_tunings(point, effort):
+        if swept and time.monotonic() - start > effort.sweep_seconds / len(POINTS):
+            say(f"sweep of {point.name} stopped, before {tuning}")
+            break
         try:
             swept.append({"tuning": tuning, "tokens_per_s": max(_llama_bench(built, file, point, tuning, 1))})
         except Absent as error:
@@ -250,7 +209,12 @@ def _llama_row(built: installs.LlamaCpp, file: Path, point: Point, effort: Effor
     if not worked:
         raise Absent(f"no tuning ran {point.name}: {swept[0]['failed']}")
     best = max(worked, key=lambda item: item["tokens_per_s"])["tuning"]
-    return Row(point.name, best, _llama_bench(built, file, point, best, effort.repeats), swept)
+    values = []
+    for _ in range(effort.repeats):
+        values.append(max(_llama_bench(built, file, point, best, 1)))
+        if effort.turn is not None:
+            effort.turn(point.name)
+    return Row(point.name, best, values, swept)
 
 
 def _llama_bench(built: installs.LlamaCpp, file: Path, point: Point, tuning: Tuning, repeats: int) -> list[float]:
@@ -261,13 +225,13 @@ def _llama_bench(built: installs.LlamaCpp, file: Path, point: Point, tuning: Tun
         if point.phase == "prefill":
             shape = ["-p", str(point.context), "-n", "0"]
         flags = ["-fa", str(tuning["flash_attention"]), "-r", str(repeats), "-o", "json"]
-        done = _process([str(built.tools / "llama-bench"), *common, *shape, *flags])
+        done = run_tool([str(built.tools / "llama-bench"), *common, *shape, *flags])
         return [float(value) for value in json.loads(done.stdout)[0]["samples_ts"]]
     shape = ["-npp", str(point.context), "-ntg", str(point.steps), "-npl", str(point.num_seqs), "-c", "4096"]
     flags = ["-fa", "on" if tuning["flash_attention"] else "off", "--output-format", "jsonl"]
     values = []
     for _ in range(repeats):
-        done = _process([str(built.tools / "llama-batched-bench"), *common, *shape, *flags])
+        done = run_tool([str(built.tools / "llama-batched-bench"), *common, *shape, *flags])
         line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
         values.append(float(json.loads(line)["speed_tg"]))
     return values

@@ -15,7 +15,7 @@ def main() -> None:
     )
     model.eval(orders["tokens"])
     np.save(orders["logits"], np.asarray(model.scores[: len(orders["tokens"])], dtype=np.float32))
-    reply([])
+    reply()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import numpy as np
 import openvino
 import openvino_genai
 
-from benchmarks.baselines.sweep import POINTS, Generate, Tuning, measure, reply, request
+from benchmarks.baselines.sweep import Generate, Tuning, reply, request, run_orders
 
 
 def tunings(precision: str, threads: list[int]) -> Iterator[Tuning]:
@@ -66,20 +66,14 @@ def logits(folder: Path, tokens: list[int], threads: int, precision: str) -> np.
 def main() -> None:
     orders = request()
     model, precision = orders["model"], orders["precision"]
-    rows = measure(
-        list(tunings(precision, orders["threads"])),
-        lambda tuning: set_up(model, tuning),
-        [point for point in POINTS if point.name in orders["points"]],
-        orders["repeats"],
-        orders["seconds"],
-    )
+    run_orders(orders, list(tunings(precision, orders["threads"])), lambda tuning: set_up(model, tuning))
     facts: dict[str, Any] = {}
     try:
         openvino_genai.LLMPipeline(model, "CPU", enable_save_ov_model=True, INFERENCE_NUM_THREADS=1)
         np.save(orders["logits"], logits(Path(model).parent, orders["tokens"], max(orders["threads"]), precision))
     except Exception as error:  # whatever the runtime says: the figure is left out with the reason
         facts["no_logits"] = f"{type(error).__name__}: {error}"[:300]
-    reply(rows, **facts)
+    reply(**facts)
 
 
 if __name__ == "__main__":

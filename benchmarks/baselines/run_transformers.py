@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, StaticCache
 
-from benchmarks.baselines.sweep import POINTS, Generate, Tuning, measure, reply, request
+from benchmarks.baselines.sweep import Generate, Tuning, reply, request, run_orders
 
 CACHE_TOKENS = 576
 """Positions of the static cache: the longest prompt and what follows it, rounded up to 64."""
@@ -70,15 +70,9 @@ def main() -> None:
         {"threads": threads, "compile_mode": mode}
         for mode, threads in itertools.product(("default", "none"), orders["threads"])
     ]
-    rows = measure(
-        tunings,
-        loop.set_up,
-        [point for point in POINTS if point.name in orders["points"]],
-        orders["repeats"],
-        orders["seconds"],
-    )
+    run_orders(orders, tunings, loop.set_up)
     np.save(orders["logits"], loop.logits(orders["tokens"]))
-    reply(rows)
+    reply()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from vllm import LLM, SamplingParams
 
-from benchmarks.baselines.sweep import POINTS, Generate, Tuning, measure, reply, request
+from benchmarks.baselines.sweep import Generate, Tuning, reply, request, run_orders
 
 KV_GIB = "1"
 
@@ -69,20 +69,14 @@ def main() -> None:
         for eager in (False, True)
         for batched, block in ((1024, 128), (1024, 32))
     ]
-    rows = measure(
-        tunings,
-        engines.set_up,
-        [point for point in POINTS if point.name in orders["points"]],
-        orders["repeats"],
-        orders["seconds"],
-    )
+    run_orders(orders, tunings, engines.set_up)
     facts: dict[str, Any] = {}
     try:
         np.save(orders["logits"], engines.log_probabilities(orders["tokens"]))
         facts["logits_are"] = "log-probabilities"
     except Exception as error:  # the figure is left out with the reason
         facts["no_logits"] = f"{type(error).__name__}: {error}"[:300]
-    reply(rows, **facts)
+    reply(**facts)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 imported in environments that have nothing of this project.
 
     each tuning ──set up──► each point once (the sweep) ──► the point's best tuning, `repeats` times (the result)
+                                                             after each repeat the caller has a turn with hotpass's part
 
 A runner times the whole call of its engine by the wall clock. Decoding speed is the difference between a long and a
 one-token generation after the same prompt, so that prefill, sampling set-up and tokenisation cancel out.
@@ -14,7 +15,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,9 @@ POINTS = (
     Point("decode-8", "decode", 8, 256, 64),
     Point("prefill-512", "prefill", 1, 512, 1),
 )
+
+TURN, ROW = "hotpass-turn ", "hotpass-row "
+"""What lines of a runner's stdout begin with: a repeat is done, go on by a line on stdin; a row is done."""
 
 Tuning = dict[str, Any]
 Generate = Callable[[list[list[int]], int], None]
@@ -104,8 +108,10 @@ def measure(
     points: Sequence[Point],
     repeats: int,
     seconds: float,
-) -> list[Row]:
-    """The points at their best tunings. `seconds`: the sweep stops taking up new tunings after this long.
+    turn: Callable[[str], object] | None = None,
+) -> Iterator[Row]:
+    """The points at their best tunings, as they come. `seconds`: the sweep stops taking up new tunings after this long. `turn`: called
+    with the point's name after each repeat.
 
     A tuning that fails is recorded with its reason; a point for which all fail has no row.
     """
@@ -124,7 +130,6 @@ def measure(
             say(f"{tuning}: {type(error).__name__}: {error}")
             for point in points:
                 swept[point.name].append({"tuning": tuning, "failed": f"{type(error).__name__}: {error}"[:300]})
-    rows = []
     for point in points:
         worked = [item for item in swept[point.name] if "tokens_per_s" in item]
         if not worked:
@@ -132,9 +137,27 @@ def measure(
         best = max(worked, key=lambda item: item["tokens_per_s"])["tuning"]
         generate = set_up(best)
         warm_up(point, generate)
-        values = [tokens_per_second(point, generate, 4 + repeat) for repeat in range(repeats)]
-        rows.append(Row(point.name, best, values, swept[point.name]))
-    return rows
+        values = []
+        for repeat in range(repeats):
+            values.append(tokens_per_second(point, generate, 4 + repeat))
+            if turn is not None:
+                turn(point.name)
+        yield Row(point.name, best, values, swept[point.name])
+
+
+def run_orders(orders: dict[str, Any], tunings: Sequence[Tuning], set_up: Callable[[Tuning], Generate]) -> None:
+    """What a runner does: its points measured, each row said as soon as it is there, so that a run that is cut has what it has."""
+    points = [point for point in POINTS if point.name in orders["points"]]
+    for row in measure(
+        tunings, set_up, points, orders["repeats"], orders["seconds"], hand_over if orders["turns"] else None
+    ):
+        print(ROW + json.dumps(asdict(row)), flush=True)
+
+
+def hand_over(point: str) -> None:
+    """The caller's turn, until it says that it is done."""
+    print(TURN + point, flush=True)
+    sys.stdin.readline()
 
 
 def request() -> dict[str, Any]:
@@ -143,9 +166,9 @@ def request() -> dict[str, Any]:
     return orders
 
 
-def reply(rows: Sequence[Row], **facts: Any) -> None:
-    """A runner's answer, as the last line of its stdout."""
-    print(json.dumps({"rows": [asdict(row) for row in rows], **facts}), flush=True)
+def reply(**facts: Any) -> None:
+    """A runner's last line on stdout, after its rows."""
+    print(json.dumps(facts), flush=True)
 
 
 def say(text: str) -> None:
