@@ -1,10 +1,12 @@
 """aiconfigurator's answers to the rows of the public sample, and the time of its sweep: run by an interpreter that has it.
 
-    PYTHON_WITH_AICONFIGURATOR benchmarks/aiconfigurator_answers.py ROWS.csv.gz OUT.csv [--rows 0] [--sweep]
+    PYTHON_WITH_AICONFIGURATOR benchmarks/aiconfigurator_answers.py ROWS.csv OUT.csv [--rows 0]
+    PYTHON_WITH_AICONFIGURATOR benchmarks/aiconfigurator_answers.py --sweep
 
 It needs aiconfigurator 0.12 and pandas, and nothing of hotpass. Each row is asked through its own public entry point, with what the row
-says and nothing else; a row that it refuses has no answer. `OUT.csv`: `id`, `tpot_ms`, `ttft_ms`. A JSON line last: rows asked and
-answered, seconds, and with `--sweep` the seconds of its default sweep for one model on 72 accelerators.
+says (`drafts` and the tokens that a step then yields, `accepted`, among it) and nothing else; a row that it refuses has no answer.
+`OUT.csv`: `id`, `tpot_ms`, `ttft_ms`. A JSON line last: rows asked and answered, and seconds; of `--sweep` the seconds of its default
+sweep for one model on 72 accelerators, and the points that it priced.
 """
 
 from __future__ import annotations
@@ -33,13 +35,16 @@ SWEEP = ("deepseek-ai/DeepSeek-V3", "gb200", 72)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source")
-    parser.add_argument("out")
+    parser.add_argument("source", nargs="?")
+    parser.add_argument("out", nargs="?")
     parser.add_argument("--rows", type=int, default=0, help="so many, drawn evenly; 0: all")
     parser.add_argument("--sweep", action="store_true")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
+    if given.sweep:
+        print(json.dumps(_sweep()))
+        return
     rows = pd.read_csv(given.source)
     if given.rows:
         rows = rows.iloc[:: max(1, len(rows) // given.rows)]
@@ -49,7 +54,7 @@ def main() -> None:
     answers = pd.DataFrame(made, columns=["id", "tpot_ms", "ttft_ms"])
     answers.to_csv(given.out, index=False)
     line = {"asked": len(rows), "answered": int(answers["tpot_ms"].notna().sum()), "seconds": round(seconds, 1)}
-    print(json.dumps({**line, "sweep_seconds": _sweep() if given.sweep else None}))
+    print(json.dumps(line))
 
 
 def _answer(row: pd.Series) -> dict[str, float]:
@@ -78,28 +83,25 @@ def _said(row: pd.Series) -> dict[str, object]:
     for name in ("gemm_quant_mode", "moe_quant_mode"):
         if not pd.isna(row.get(name)):
             given[name] = str(row[name])
+    if not pd.isna(row.get("drafts")) and row["drafts"]:
+        given |= {"nextn": int(row["drafts"]), "nextn_accepted": float(row["accepted"]) - 1.0}
     return given
 
 
-def _sweep() -> float | None:
-    """Seconds of its default sweep; None when it fails."""
+def _sweep() -> dict[str, float | int | None]:
+    """Seconds and points of its default sweep; null when it fails."""
     model, system, gpus = SWEEP
     begun = time.perf_counter()
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            importlib.import_module(API).cli_default(
-                model_path=model,
-                total_gpus=gpus,
-                system=system,
-                backend="trtllm",
-                isl=1024,
-                osl=1024,
-                ttft=1e4,
-                tpot=100.0,
-            )
+            found = importlib.import_module(API).cli_default(
+                model_path=model, total_gpus=gpus, system=system, backend="trtllm", isl=1024, osl=1024, ttft=1e4, tpot=100.0
+            )  # fmt: skip
     except (Exception, SystemExit):
-        return None
-    return round(time.perf_counter() - begun, 1)
+        return {"sweep_seconds": None, "points": None}
+    seconds = round(time.perf_counter() - begun, 1)
+    frames = [frame for each in found.raw_results.values() for frame in each.values() if frame is not None]
+    return {"sweep_seconds": seconds, "points": sum(map(len, frames))}
 
 
 if __name__ == "__main__":

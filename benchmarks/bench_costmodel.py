@@ -7,8 +7,9 @@
   sight while the model was made: the interval widths (`SERVING_SPREAD`), the parts of a calibration and their priors, which tables
   stand in for broken ones, the launches of small kernels, the lengths that a harness draws, and the form of the closed loop were
   chosen by looking at their errors, so it is no blind test. No constant was fitted to a single row or model.
-* aiconfigurator beside it on the rows that both answer, and its sweep's seconds beside ours: asked through an interpreter that has it
-  (`benchmarks/aiconfigurator_answers.py`, many minutes), or from a file of its answers (`id`, `tpot_ms`, `ttft_ms`). Null without either.
+* aiconfigurator beside it on the rows that both answer, told the same of each (deployments completed alike): asked through an interpreter
+  that has it (`benchmarks/aiconfigurator_answers.py`, many minutes), or from a file of its answers (`id`, `tpot_ms`, `ttft_ms`). Its sweep
+  and ours are timed in turns, under the same load, each as a process of its own. Null without either.
 * MLPerf Inference v4.1, Llama-2-70B Offline on H100 and H200, zero-shot.
 * 10,000 plans and more for DeepSeek-V4-Flash on `gb200-nvl72`, warm and as a cold process.
 
@@ -26,7 +27,7 @@ import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -34,12 +35,13 @@ import pandas as pd
 from costmodel.calibration import TARGETS, leave_one_out
 from costmodel.configs import load_graph
 from costmodel.graph import graph_of
+from costmodel.inferencex import completed
 from costmodel.machine import parse_machine
 from costmodel.measured import predict_rows, read_rows
 from costmodel.operators import tables_folder
 from costmodel.ranking import plan
 from costmodel.records import Asked
-from costmodel.serving import Load
+from costmodel.serving import ACCEPTED, Load
 from costmodel.validate import Validation, validate
 
 LLAMA2_70B: dict[str, Any] = {
@@ -63,7 +65,8 @@ def main() -> int:
     parser.add_argument("--cold", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.cold:
-        print(_plans())
+        begun = time.perf_counter()
+        print(json.dumps({"plans": _plans(), "seconds": time.perf_counter() - begun}))
         return 0
     folder = arguments.data / "engine_measurements"
     if tables_folder() is None or not folder.is_dir():
@@ -85,15 +88,10 @@ def main() -> int:
     for name in plain.broken:
         print(f"off by more than a factor of 5, measured or read wrongly (counted all the same): {name}")
     print("pipeline and decode context parallelism: no measured rows, unvalidated")
-    asked = _ask_aiconfigurator(
-        arguments.aiconfigurator_python, folder / "aiconfigurator_silicon_sample.csv.gz", arguments.aiconfigurator_rows
-    )
-    beside, both = _aiconfigurator(arguments.aiconfigurator or asked.answers, good, made)
+    answers = _ask_aiconfigurator(arguments.aiconfigurator_python, rows, arguments.aiconfigurator_rows)
+    beside, both = _aiconfigurator(arguments.aiconfigurator or answers, good, made)
     mlperf = _mlperf(folder / "mlperf_inference_v4.1_llm.csv")
-    speed = _speed()
-    if asked.sweep_seconds:
-        speed["aiconfigurator_sweep_s"] = asked.sweep_seconds
-        speed["sweep_ratio"] = round(asked.sweep_seconds / speed["cold_process_s"], 1)
+    speed = {**_speed(), **_paired_sweeps(arguments.aiconfigurator_python)}
     line = {
         "bench": "costmodel", "rows": len(rows), "zero_shot": _line(plain), "calibrated": _line(fitted), "aiconfigurator": beside,
         "both_answered": both, "mlperf": mlperf, **speed,
@@ -130,27 +128,59 @@ def _line(found: Validation) -> dict[str, Any]:
     }
 
 
-class _Asked(NamedTuple):
-    answers: Path | None
-    sweep_seconds: float | None
-
-
-def _ask_aiconfigurator(interpreter: Path | None, source: Path, rows: int) -> _Asked:
-    """Its answers and the seconds of its sweep, by an interpreter that has it; nothing where there is none, which is said."""
+def _ask_aiconfigurator(interpreter: Path | None, rows: pd.DataFrame, count: int) -> Path | None:
+    """Its answers, by an interpreter that has it; nothing where there is none, which is said."""
     if interpreter is None:
         print("aiconfigurator: not asked (--aiconfigurator-python gives an interpreter that has it)")
-        return _Asked(None, None)
+        return None
+    folder = Path(tempfile.mkdtemp())
+    told = completed(rows)
+    drafts = told["drafts"].fillna(0.0).astype(int)
+    told.assign(accepted=np.array(ACCEPTED)[drafts]).to_csv(folder / "rows.csv", index=False)
+    out = folder / "answers.csv"
+    line = _told(interpreter, str(folder / "rows.csv"), str(out), "--rows", str(count))
+    print(f"aiconfigurator: {line}")
+    return out if line is not None else None
+
+
+def _told(interpreter: Path, *arguments: str) -> dict[str, Any] | None:
+    """The last line of the script that asks it; None when it fails, which is said."""
     script = Path(__file__).with_name("aiconfigurator_answers.py")
-    out = Path(tempfile.mkdtemp()) / "answers.csv"
-    command = [str(interpreter), str(script), str(source), str(out), "--sweep", "--rows", str(rows)]
     done = subprocess.run(
-        command, env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True, timeout=4 * 3600
-    )
+        [str(interpreter), str(script), *arguments], env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True,
+        timeout=4 * 3600,
+    )  # fmt: skip
     if done.returncode != 0:
         print(f"aiconfigurator: could not be asked: {done.stderr.strip().splitlines()[-1:]}")
-        return _Asked(None, None)
-    print(f"aiconfigurator: {done.stdout.strip().splitlines()[-1]}")
-    return _Asked(out, json.loads(done.stdout.strip().splitlines()[-1])["sweep_seconds"])
+        return None
+    line: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return line
+
+
+def _paired_sweeps(interpreter: Path | None, turns: int = 3) -> dict[str, Any]:
+    """Its default sweep and our plans in turns: seconds as processes, and points a second once loaded, as ratios of medians."""
+    if interpreter is None:
+        return {}
+    ours, theirs, cold = [], [], []
+    for _ in range(turns):
+        begun = time.perf_counter()
+        made = subprocess.run(
+            [sys.executable, "-m", "benchmarks.bench_costmodel", "--cold"], check=True, capture_output=True, text=True
+        )
+        cold.append(time.perf_counter() - begun)
+        said = json.loads(made.stdout)
+        ours.append(said["plans"] / said["seconds"])
+        swept = _told(interpreter, "--sweep")
+        if swept is None or not swept["sweep_seconds"]:
+            return {}
+        theirs.append((swept["sweep_seconds"], swept["points"]))
+    seconds = float(np.median([one for one, _ in theirs]))
+    rate = float(np.median([points / one for one, points in theirs]))
+    print(f"in turns: sweeps of {theirs} (seconds, points), our processes {[round(one, 2) for one in cold]} s")
+    return {
+        "aiconfigurator_sweep_s": seconds, "sweep_ratio": round(seconds / float(np.median(cold)), 1),
+        "plans_per_s_ratio": round(float(np.median(ours)) / rate, 1) if rate else None,
+    }  # fmt: skip
 
 
 def _aiconfigurator(path: Path | None, rows: pd.DataFrame, made: dict[str, pd.DataFrame]) -> tuple[Any, Any]:

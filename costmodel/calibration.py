@@ -3,7 +3,8 @@
 A time is a sum of parts (kinds of operators, what others' prompts add, queues, the host), and a correction is a factor for each
 part, common to all and refined for each backend: measured ≈ sum over parts of exp(common + backend's) x part. The logarithms of the
 factors are held to their priors and fitted robustly (`costmodel.additive`), so that few rows move them little and a correction
-means the same for a step of any model. Intervals are conformal: quantiles of the residuals on held-out architectures, by mode and
+means the same for a step of any model. A correction is kept only when it did better
+than none on architectures left out. Intervals are conformal: quantiles of the residuals on held-out architectures, by mode and
 backend where there are enough, and never narrower for having been fitted.
 """
 
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from costmodel.additive import Factors, Prior, fit_factors
 from costmodel.measured import architecture
-from costmodel.operators import Kind, Layout
+from costmodel.operators import Kind
 from costmodel.serving import Load, Steady
 from hotpass.errors import InputError
 
@@ -39,6 +40,7 @@ PRIORS: Mapping[str, Mapping[str, Prior]] = {
         "prefill_ms": Prior(0.0, 0.3),
         "beside_ms": Prior(0.0, 1.0),
         "queue_ms": Prior(0.0, 0.5),
+        "held_ms": Prior(0.0, 0.5),
         "burst_ms": Prior(0.0, 0.7),
         "host_ms": Prior(0.0, 1.0),
     },
@@ -61,7 +63,7 @@ class Calibration:
     target: str
     """`tpot` or `ttft`."""
     factors: Factors | None
-    """Of the parts; None: no correction beat none on architectures that it had not seen."""
+    """Of the parts; None: they did not help on architectures that they had not seen."""
     intervals: Mapping[str, tuple[float, float]]
     """`mode/backend`, and `` for any → quantiles of the held-out log residual."""
     num_rows: int
@@ -121,9 +123,7 @@ def fit_corrections(rows: pd.DataFrame, predicted: pd.DataFrame) -> Corrections:
     return Corrections(**{target: fit(rows[answered], predicted[answered], target) for target in TARGETS})
 
 
-def corrected(
-    steady: Steady, layout: Layout, load: Load, concurrency: Floats, backend: str, corrections: Corrections
-) -> Steady:
+def corrected(steady: Steady, load: Load, concurrency: Floats, backend: str, corrections: Corrections) -> Steady:
     """A steady state with both times corrected, and the rate that follows."""
     kinds = {"decode": steady.decode.by_kind(), "prefill": steady.prefill.by_kind()}
     predicted = pd.DataFrame(
@@ -131,7 +131,7 @@ def corrected(
     )
     for name in ("interference", "beside", "queue"):
         predicted[f"{name}_ms"] = getattr(steady.loop, f"{name}_s") * 1e3
-    predicted["burst_ms"] = 0.0
+    predicted["held_ms"] = predicted["burst_ms"] = 0.0
     backends = pd.Series(backend, index=predicted.index)
     tpot, ttft = (
         getattr(corrections, target).value_ms(parts_of(predicted, target), backends, plain * 1e3) / 1e3
@@ -161,7 +161,6 @@ class _Data:
     """Architecture."""
     backends: pd.Series
     groups: pd.Series
-    """`mode/backend`."""
     told: pd.Series
     """Rows that say all about their deployment; the others are scored, never learned from, where there are enough."""
 

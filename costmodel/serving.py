@@ -8,7 +8,7 @@ loop event by event.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,9 @@ Floats = NDArray[np.float64]
 
 CHUNK_TOKENS = 8192
 """Prompt tokens of one step: what vLLM and SGLang take on large GPUs unless told otherwise."""
+ACCEPTED = (1.0, 1.85, 2.45, 2.80)
+"""Drafts of a step → tokens that it yields. The second token of DeepSeek-V3's own draft layer is accepted in 85 to 90 % (technical report,
+2024); run again for later tokens, seven drafts yield 3.1 to 3.2 (nebius/MTP-DeepSeek-V3-0324, 2026): 0.85, 0.70 and 0.60 one by one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +105,7 @@ class Loop:
 
 def closed_loop(
     clients: Floats, prefill_s: Floats, decode_s: Floats, prompt_tokens: Floats, output_tokens: Floats | float, *,
-    chunk_tokens: int = CHUNK_TOKENS, stages: Floats | NDArray[np.int64] | float = 1.0,
+    chunk_tokens: Floats | int = CHUNK_TOKENS, stages: Floats | NDArray[np.int64] | float = 1.0,
 ) -> Loop:  # fmt: skip
     """`clients` of one attention group, by continuous batching: each step decodes one token of every sequence and takes up to
     `chunk_tokens` of waiting prompts beside it. So the queue for prefill is counted in steps: a prompt takes a share of one (or
@@ -123,7 +126,11 @@ def closed_loop(
 
 
 def burst_wait(
-    clients: Floats, prefill_s: Floats, decode_s: Floats, prompt_tokens: Floats, chunk_tokens: int = CHUNK_TOKENS
+    clients: Floats,
+    prefill_s: Floats,
+    decode_s: Floats,
+    prompt_tokens: Floats,
+    chunk_tokens: Floats | int = CHUNK_TOKENS,
 ) -> Floats:
     """Mean wait when all clients send their first prompt at once: half of them are ahead, and half of the steps decode."""
     return 0.5 * (clients - 1.0) * (prefill_s + 0.5 * decode_s * prompt_tokens / chunk_tokens)
@@ -133,18 +140,45 @@ def passes(
     graph: ModelGraph, layout: Layout, source: OperatorSource, load: Load, concurrency: Floats, *, kv_bytes: float
 ) -> tuple[Step, Step]:
     """(decode step of the whole batch at the mean context, prefill of one prompt a group)."""
+    decode = decode_step(graph, layout, source, load, concurrency, kv_bytes=kv_bytes)
+    return decode, prefill_step(graph, layout, source, load, kv_bytes=kv_bytes)
+
+
+def decode_step(
+    graph: ModelGraph, layout: Layout, source: OperatorSource, load: Load, concurrency: Floats, *, kv_bytes: float, drafts: int = 0,
+) -> Step:  # fmt: skip
+    """The whole batch at the mean context. With drafts a step proposes so many tokens of each sequence, one after the other by a layer
+    of the model's last kind and the head, and checks them all at once: it yields `ACCEPTED[drafts]` tokens of each."""
     each = np.maximum(concurrency / layout.dp / layout.pp, 1.0)
     one = np.ones_like(each)
+    past = one * (load.input_tokens + load.output_tokens / 2)
+    checked = step(
+        graph, layout, source, decode=True, sequences=each, tokens=one * (1.0 + drafts), past=past, kv_bytes=kv_bytes
+    )  # fmt: skip
+    if not drafts:
+        return checked
+    drafter = replace(graph, layers=((1, graph.layers[-1][1]),))
+    drafted = step(drafter, layout, source, decode=True, sequences=each, tokens=one, past=past, kv_bytes=kv_bytes)
+    again = [replace(o, name=f"draft/{o.name}", seconds=drafts * o.seconds) for o in drafted.operators]
+    return Step(operators=(*checked.operators, *again))
+
+
+def prefill_step(
+    graph: ModelGraph,
+    layout: Layout,
+    source: OperatorSource,
+    load: Load,
+    *,
+    kv_bytes: float,
+    prompts: Floats | float = 1.0,
+) -> Step:
+    """So many prompts of each attention group at once."""
+    one = np.ones(len(layout))
     new = load.input_tokens * (1.0 - load.cached_share)
-    decode = step(
-        graph, layout, source, decode=True, sequences=each, tokens=one, past=one * (load.input_tokens + load.output_tokens / 2),
+    return step(
+        graph, layout, source, decode=False, sequences=one * prompts, tokens=one * max(new, 1.0), past=one * (load.input_tokens - new),
         kv_bytes=kv_bytes,
     )  # fmt: skip
-    prefill = step(
-        graph, layout, source, decode=False, sequences=one, tokens=one * max(new, 1.0), past=one * (load.input_tokens - new),
-        kv_bytes=kv_bytes,
-    )  # fmt: skip
-    return decode, prefill
 
 
 def queue_wait(customers: Floats, service_s: Floats, away_s: Floats) -> Floats:

@@ -2,7 +2,7 @@
 
 Runs as a process of its own (`python -m engines.microbench`), with the thread environment that engines have; the rows go to one
 Parquet file with the machine's fingerprint. Matrix products and experts rotate through copies of their weights, so that what a model
-streams from memory is streamed here too. Not timed: collectives (one accelerator), quantised kernels, sparse attention.
+streams from memory is streamed here too. Sums over ranks are timed in `engines.microbench_ranks`. Not timed: quantised kernels, sparse attention.
 
 `context` and `decode` time torch's scaled dot-product attention in fp32; `stream` an addition that reads and writes n bytes in all.
 `layer` and `step` are what the host takes for one layer and for the rest of a step: models of transformers so narrow that their
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from engines.microbench_ranks import rank_counts, reductions
 from engines.probe_host import read_host
 from engines.threading_env import environment_record, process_environment, usable_cores
 from hotpass.errors import InputError, MachineError
@@ -41,6 +42,8 @@ EXPERTS = ((576, 256, 2, 8), (1024, 512, 4, 32))
 HOST_DEPTHS = (2, 10)
 HOST_SHARE = 0.05
 """Of the time, for what the host takes."""
+RANKS_SHARE = 0.05
+"""Of the time, for sums over ranks: processes of one thread each, as many as there are cores."""
 MIB = 1 << 20
 MOST_COPIES_BYTES = 512 * MIB
 
@@ -231,7 +234,10 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     with torch.inference_mode():
-        rows = list(rows_of(given.seconds, read_host().last_level_cache_bytes))
+        rows = list(rows_of((1 - RANKS_SHARE) * given.seconds, read_host().last_level_cache_bytes))
+    counts = rank_counts(given.threads)
+    for ranks in counts:
+        rows += reductions(ranks, RANKS_SHARE * given.seconds / len(counts))
     write(rows, given.out, threads=given.threads)
 
 

@@ -1,7 +1,8 @@
 """Operator times from kernels that hotpass timed itself (`hotpass microbench`): a Parquet file with the machine's fingerprint.
 
 The file is one machine, one engine, one set of versions; it answers for that machine only. Its peaks are the best that its own rows
-reached, so that an inefficiency is relative to what the machine has shown. No collectives: one accelerator.
+reached, so that an inefficiency is relative to what the machine has shown. A CPU is one accelerator, so that sums over its cores'
+processes, where the file has them, say only how a link of that speed behaves.
 """
 
 from __future__ import annotations
@@ -122,6 +123,16 @@ class OwnTables(Interpolated):
         return build_surface(
             rows, features=["heads", "kv_heads", "head_dim", "window"], weights=[1.0, 1.0, 1.0, 0.0], axes=["batch", "tokens"],
             seconds="seconds", bound="bound",
+        )  # fmt: skip
+
+    def _load_allreduce(self, _: str) -> Surface | None:
+        rows = self._of("allreduce")
+        if rows is None:
+            return None
+        rows["elements"] = rows.n / 2
+        rows["bound"] = bounds.all_reduce(self.machine, rows.batch, rows.n)
+        return build_surface(
+            rows, features=["batch"], weights=[1.0], axes=["elements"], seconds="seconds", bound="bound"
         )  # fmt: skip
 
     def _load_stream(self, _: str) -> Surface | None:

@@ -84,7 +84,8 @@ def step(
     graph: ModelGraph, layout: Layout, source: OperatorSource, *, decode: bool, sequences: Floats, tokens: Floats, past: Floats,
     kv_bytes: float = 2.0,
 ) -> Step:  # fmt: skip
-    """One pass for `sequences` of each attention group with `tokens` new tokens each after `past` cached ones (decode: tokens = 1)."""
+    """One pass for `sequences` of each attention group with `tokens` new tokens each after `past` cached ones (decode: 1, or 1 and its
+    drafts, which read the cache together, as further heads would)."""
     pass_ = _Pass(graph, layout, source, decode, sequences, tokens, past, kv_bytes)
     operators: list[Operator] = []
     for count, layer in graph.layers:
@@ -132,6 +133,7 @@ class _Pass:
 
     def attention(self, a: Attention) -> list[tuple[str, Kind, Timed]]:
         heads = np.ceil(a.heads / self.tp)
+        asking = heads * self.tokens if self.decode else heads
         kv_heads = np.maximum(1.0, np.ceil(a.kv_heads / self.tp))
         made: list[tuple[str, Kind, Timed]] = []
         context = self.past + (1.0 if self.decode else 0.0)
@@ -140,7 +142,7 @@ class _Pass:
         if a.kind is AttentionKind.COMPRESSED:
             made.append(("attention", Kind.ATTENTION, self.compressed(a, heads)))
         elif a.kind is AttentionKind.MLA and self.decode:
-            timed = self.source.mla_decode(self.sequences, np.minimum(share, limit), heads, self.kv_bytes)
+            timed = self.source.mla_decode(self.sequences, np.minimum(share, limit), asking, self.kv_bytes)
             made.append(("attention", Kind.ATTENTION, timed))
         elif a.kind is AttentionKind.MLA:
             timed = self.source.mla_context(self.sequences, self.tokens, heads)
@@ -151,7 +153,7 @@ class _Pass:
         elif self.decode:
             window = a.window or 0
             timed = self.source.decode_attention(
-                self.sequences, np.minimum(share, limit), heads, kv_heads, a.head_dim, window, self.kv_bytes
+                self.sequences, np.minimum(share, limit), asking, kv_heads, a.head_dim, window, self.kv_bytes
             )
             made.append(("attention", Kind.ATTENTION, timed))
         else:
@@ -282,8 +284,9 @@ class _Pass:
 
     def ends(self) -> list[Operator]:
         head = next(m for m in self.graph.ends if m.role is Role.HEAD)
+        asked = self.m if self.decode else self.sequences
         made = [
-            ("head", Kind.GEMM, self.source.gemm(head.format, self.sequences, np.ceil(head.n / self.tp), np.full_like(self.tp, head.k))),
+            ("head", Kind.GEMM, self.source.gemm(head.format, asked, np.ceil(head.n / self.tp), np.full_like(self.tp, head.k))),
             ("embed", Kind.ELEMENTWISE, self.source.stream(2 * self.m * self.graph.hidden * ACTIVATION_BYTES)),
         ]  # fmt: skip
         if (self.layout.pp > 1).any():

@@ -87,6 +87,26 @@ def test_open_disaggregated_rows_say_so(dense: ModelGraph) -> None:
     assert (predicted["interference_ms"] == 0).all()
 
 
+def test_clients_beyond_the_caches_wait_outside(dense: ModelGraph) -> None:
+    rows = rows_of(["a"], [1.0], count=2).assign(isl=1024, tp_size=1, moe_tp_size=1)
+    rows["silicon_data_source"] = [f"by hand; silicon_concurrency={clients}" for clients in (2048, 4096)]
+    few, many = (predict_rows(rows, lambda name: dense).loc[n] for n in (0, 1))
+    # An H200 holds some 120 GB of caches, a sequence 150 MB at its mean context: the batch is what fits, whoever else is there.
+    assert few["waiting"] == many["waiting"] == pytest.approx(790, rel=0.1)
+    assert few["tpot_ms"] == many["tpot_ms"]
+    cycle = 256 * many["tpot_ms"]
+    assert many["ttft_ms"] - few["ttft_ms"] == pytest.approx(2048 / few["waiting"] * cycle, rel=0.3)
+
+
+def test_drafts_make_a_step_longer_and_a_token_shorter(dense: ModelGraph) -> None:
+    rows = rows_of(["a"], [1.0], count=3).assign(isl=1024, tp_size=1, moe_tp_size=1, drafts=[0, 1, 3])
+    rows["silicon_data_source"] = "by hand; silicon_concurrency=1"
+    plain, one, three = predict_rows(rows, lambda name: dense)["tpot_ms"]
+    assert plain > one > three
+    assert plain < one * 1.85 < 1.2 * plain  # one more token checked, one pass of a layer and the head
+    assert one * 1.85 < three * 2.80
+
+
 def test_a_common_factor_is_learned_from_other_architectures(measured: tuple[pd.DataFrame, pd.DataFrame]) -> None:
     rows, predicted = measured
     for target in ("tpot", "ttft"):

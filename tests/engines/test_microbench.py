@@ -8,6 +8,7 @@ import pytest
 
 from costmodel.operators.own import COLUMNS, OwnTables
 from engines import microbench
+from engines.microbench_ranks import SIZES, rank_counts, reductions
 from hotpass.errors import InputError
 
 
@@ -49,3 +50,13 @@ def test_every_shape_runs_and_is_read_back(tmp_path: Path, monkeypatch: pytest.M
 def test_bad_input_is_one_sentence(out: str, seconds: float, says: str) -> None:
     with pytest.raises(InputError, match=says):
         microbench.microbench(Path(out), seconds=seconds)
+
+
+def test_ranks_are_powers_of_two_within_the_cores() -> None:
+    assert [rank_counts(cores) for cores in (1, 2, 6, 64)] == [(), (2,), (2, 4), (2, 4, 8)]
+
+
+def test_two_ranks_sum_in_step() -> None:
+    rows = list(reductions(2, 0.2))
+    assert [(row["op"], row["batch"], row["n"]) for row in rows] == [("allreduce", 2, size) for size in SIZES]
+    assert all(row["seconds"] > 0 for row in rows)
