@@ -22,6 +22,7 @@ from cluster.building import Foreseen
 from cluster.intake import Intake
 from cluster.pending import Answers
 from cluster.ports import BuilderPort, EnginePort, Proposer
+from cluster.predicting import audits_won
 from cluster.rules import Follow, needs_wider_cut, reaction_to, stop_reason, tau_between_tiers
 from cluster.session import Order, Session
 from cluster.state import SEARCHING, AttemptRow
@@ -224,8 +225,12 @@ class SearchLoop:
             )
 
     def _take_up(self) -> None:
-        """The leader that an interrupted session measured on the fast tier, but not on the slow one: as if just measured."""
+        """What an interrupted session left: audits that were won, and the leader that was measured on the fast tier, but not on the
+        slow one, as if just measured."""
         known = self.session.candidates
+        for key in audits_won(self.state):
+            if key in known:
+                self.supply.put(known[key], Tier.FAST, first=True)
         rows = [
             row
             for row in self.state.attempts

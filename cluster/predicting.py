@@ -22,7 +22,7 @@ from cluster.state import SEARCHING, AttemptRow, CampaignState
 from costmodel.effects import Effect, Effects, Pair, fit_effects
 from costmodel.interval import Z90, Interval
 from hotpass.records.candidate import AS_LOADED, Candidate
-from hotpass.records.measurement import Estimate, Purpose, Tier
+from hotpass.records.measurement import Attempt, Estimate, Purpose, Tier, Verdict
 from search.proposers import Proposer as Who
 
 LEAST_CANDIDATES = 16
@@ -86,11 +86,15 @@ def shown(thing: str) -> str:
     return name + rest[6:] if rest else thing
 
 
-def pairs_of(attempts: Sequence[AttemptRow], candidates: Mapping[str, Candidate]) -> list[Pair]:
+def pairs_of(rows: Sequence[AttemptRow], candidates: Mapping[str, Candidate]) -> list[Pair]:
+    """The same of rows of the state."""
+    return pairs_among([row.attempt for row in rows[-REMEMBERED:]], candidates)
+
+
+def pairs_among(attempts: Sequence[Attempt], candidates: Mapping[str, Candidate]) -> list[Pair]:
     """The timed fast-tier attempts against what they were measured against; the latest of each two."""
     found: dict[tuple[str, str], Pair] = {}
-    for row in attempts[-REMEMBERED:]:
-        attempt = row.attempt
+    for attempt in attempts[-REMEMBERED:]:
         candidate, incumbent = candidates.get(attempt.candidate_id), candidates.get(attempt.incumbent_id)
         looked = attempt.tier is Tier.FAST and attempt.purpose in (*SEARCHING, Purpose.AUDIT)
         if candidate is None or incumbent is None or attempt.speedup is None or not looked:
@@ -178,6 +182,30 @@ class Foresight:
         drawn = np.random.default_rng([self.seed, int(candidate.id[:12], 16)]).random() < AUDIT_SHARE
         told = f"chance below {HOPELESS:.0%} to beat the incumbent"
         return (Decision.AUDIT, f"{told}; measured all the same, by chance") if drawn else (Decision.PRUNE, told)
+
+
+def by_promise(
+    items: Sequence[T], candidate_of: Callable[[T], Candidate], effects: Effects, within: Candidate
+) -> list[T]:
+    """What is near `within`, those first that are expected to gain most over it by the effects of parts, parameters and settings that
+    were learned; as they came where nothing was."""
+    if not effects.num_candidates:
+        return list(items)
+    lead = effects.log_speedup(things_of(within), frozenset())[0]
+    return sorted(items, key=lambda item: -effects.expected_gain(things_of(candidate_of(item)), lead))
+
+
+def audits_won(state: CampaignState) -> list[str]:
+    """Candidates that were to be left out, were faster when audited, and were not measured again as any other: the campaign was
+    interrupted in between."""
+    won = [
+        r.attempt for r in state.attempts if r.attempt.purpose is Purpose.AUDIT and r.attempt.verdict is Verdict.FASTER
+    ]
+    return [
+        key
+        for key in dict.fromkeys(attempt.candidate_id for attempt in won)
+        if not any(row.attempt.purpose in SEARCHING for row in state.attempts_of(key))
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from cluster.predicting import REMEMBERED, by_promise, pairs_among
 from cluster.warm import NOTHING, Warm
+from costmodel.effects import fit_effects
 from hotpass.records.candidate import AS_LOADED, Candidate, Numerics, PartSource, PartUse, Proposal
 from hotpass.records.deployment import Deployment
 from hotpass.records.measurement import Attempt, Tier
@@ -55,6 +57,9 @@ class StudyProposer:
         self.study = Study(self.space, seed=seed, sampler=kind, objectives=objectives)
         self._incumbent = AS_LOADED
         self._around = AS_LOADED.id
+        self._told: list[Attempt] = []
+        self._known = {AS_LOADED.id: AS_LOADED}
+        """What `_told` speaks of."""
         self._served: set[str] = {AS_LOADED.id}
         """Candidates that the slow tier has had, or will have."""
         if self._learns:
@@ -85,7 +90,13 @@ class StudyProposer:
             self.study.set_incumbent(incumbent)
             # Where only the serving loop's settings are new, each of these is known, and none is enqueued.
             if self._learns:
-                self._enqueue(neighbours(self.space, incumbent), Who.NEIGHBOUR, incumbent)
+                self._enqueue(self._near(incumbent), Who.NEIGHBOUR, incumbent)
+
+    def _near(self, incumbent: Candidate) -> list[Step]:
+        """Its neighbours, the most promising first by what the attempts told so far have taught."""
+        effects = fit_effects(pairs_among(self._told, self._known))
+        steps = neighbours(self.space, incumbent)
+        return by_promise(steps, lambda step: self.space.to_candidate(step.choices), effects, incumbent)
 
     def ask(self, incumbent: Candidate, source: str = "") -> Proposal | None:
         self.follow(incumbent)
@@ -108,6 +119,8 @@ class StudyProposer:
     def tell(self, candidate: Candidate, attempt: Attempt) -> None:
         """An attempt of the search, of this session or an earlier one. A person's, against something that was never timed, only
         keeps the candidate from being proposed again."""
+        self._told = [*self._told[-REMEMBERED:], attempt]
+        self._known[candidate.id] = candidate
         if attempt.tier is Tier.SLOW:
             self._served.add(candidate.id)
         if attempt.verdict.is_timed and not self.study.can_chain(attempt.incumbent_id):

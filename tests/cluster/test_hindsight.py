@@ -40,7 +40,7 @@ def test_a_replay_finds_every_decision_again(done: Path) -> None:
     assert found.differing == ()
     assert found.same["turn"] > 20
     assert found.same["proposal"] > 20
-    assert found.same.keys() >= {"space", "incumbent", "stop", "finalists", "order"}
+    assert found.same.keys() >= {"space", "incumbent", "stop", "finalists", "order", "prediction"}
 
 
 def test_a_replay_of_a_resumed_campaign_finds_them_too(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from cluster.predicting import (
     Decision,
     Foresight,
     attribution_of,
+    audits_won,
+    by_promise,
     effects_of,
     pairs_of,
     shown,
@@ -154,6 +156,26 @@ def test_a_candidate_is_taken_apart(grown: tuple[CampaignState, dict[str, Candid
     assert found.beyond is not None
     assert found.beyond < 1.0
     assert attribution_of(state, effects_of(state, known), candidate("a", "c", "d")).beyond is None
+
+
+def test_an_audit_that_was_won_is_taken_up_until_it_was_measured_again(
+    grown: tuple[CampaignState, dict[str, Candidate]],
+) -> None:
+    state, _ = grown
+    tell(state, ("a", "b", "e"), purpose=Purpose.AUDIT)
+    tell(state, ("c", "e"), purpose=Purpose.AUDIT)  # slower, as was expected
+    assert audits_won(state) == [candidate("a", "b", "e").id]
+    tell(state, ("a", "b", "e"), purpose=Purpose.REMEASURE)
+    assert audits_won(state) == []
+
+
+def test_what_is_near_is_tried_by_what_was_learned(grown: tuple[CampaignState, dict[str, Candidate]]) -> None:
+    state, known = grown
+    near = [candidate(*names) for names in (("a", "b", "c"), ("a",), ("a", "b", "d"), ("b",))]
+    ordered = by_promise(near, lambda item: item, effects_of(state, known), candidate("a", "b"))
+    assert ordered[0] == near[2]
+    assert ordered[-1] == near[3]
+    assert by_promise(near, lambda item: item, effects_of(CampaignState(), known), candidate("a", "b")) == near
 
 
 def test_failed_attempts_teach_nothing(grown: tuple[CampaignState, dict[str, Candidate]]) -> None:
