@@ -50,6 +50,14 @@ def vllm_slots(model: ModelRef) -> SlotTable:
     return slot_table(model, usable_cores())
 
 
+def vllm_part_template(model: ModelRef, named: str) -> str:
+    """A part to start from in vLLM's own tree, by a vLLM that is started for it. Raises InputError for a name that is no slot."""
+    from engines.threading_env import usable_cores
+    from engines.vllm_engine import part_template
+
+    return part_template(model, usable_cores(), named)
+
+
 def concrete_slot(program: DecoderProgram | ModuleProgram, named: str) -> str:
     """The first slot that a name or claim pattern means; the name itself when it means none (the program then says so)."""
     found = program.slots().matching(named)

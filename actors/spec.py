@@ -33,7 +33,7 @@ class EngineSpec:
     """Everything that making an engine takes, beside the deployment that it loads."""
 
     kind: str
-    """`decoder`, `module` or `fake`."""
+    """`decoder`, `module`, `vllm` or `fake`."""
     name: str
     """Of this engine within the campaign, as `decoder-0`."""
     device: str = "cpu"
@@ -60,12 +60,10 @@ def make_engine(spec: EngineSpec, deployment: Deployment) -> Engine:
         os.environ["CUDA_VISIBLE_DEVICES"] = spec.visible_devices
     if spec.kind == "fake":
         return _fake(spec)
-    if spec.kind == "decoder":
-        return _decoder(spec, deployment)
+    if spec.kind in ("decoder", "vllm"):
+        return _of_a_language_model(spec, deployment)
     if spec.kind == "module":
         return _module(spec, deployment)
-    if spec.kind == "vllm":
-        return _vllm(spec, deployment)
     raise InputError("engine", spec.kind, "is not known", "known: decoder, module, vllm, fake")
 
 
@@ -151,14 +149,17 @@ def _fake(spec: EngineSpec) -> Engine:
     )
 
 
-def _decoder(spec: EngineSpec, deployment: Deployment) -> Engine:
+def _of_a_language_model(spec: EngineSpec, deployment: Deployment) -> Engine:
+    """Transformers' modules, or a live vLLM."""
     from engines.decoder_engine import DecoderEngine
     from engines.prepare.store import load_tokenizer
+    from engines.vllm_engine import VllmEngine
 
     requests = None
     if spec.traffic is not None:
         requests = replay_maker(spec.traffic, load_tokenizer(deployment.model).encode)
-    return DecoderEngine(
+    made: type[DecoderEngine] = VllmEngine if spec.kind == "vllm" else DecoderEngine
+    return made(
         spec.name,
         device=spec.device,
         threads=spec.threads or None,
@@ -166,23 +167,6 @@ def _decoder(spec: EngineSpec, deployment: Deployment) -> Engine:
         builder=make_builder(spec, deployment),
         requests=requests,
         narrowest_bits=spec.narrowest_bits,
-    )
-
-
-def _vllm(spec: EngineSpec, deployment: Deployment) -> Engine:
-    from engines.prepare.store import load_tokenizer
-    from engines.vllm_engine import VllmEngine
-
-    requests = None
-    if spec.traffic is not None:
-        requests = replay_maker(spec.traffic, load_tokenizer(deployment.model).encode)
-    return VllmEngine(
-        spec.name,
-        device=spec.device,
-        threads=spec.threads or None,
-        seed=spec.seed,
-        builder=make_builder(spec, deployment),
-        requests=requests,
     )
 
 

@@ -242,7 +242,7 @@ def _look(commands: argparse._SubParsersAction[_Parser]) -> None:
     init.add_argument(
         "--model", metavar="M", default="smollm2-135m", help="model whose slots these are (default smollm2-135m)"
     )
-    init.add_argument("--engine", metavar="E", default="decoder", help="decoder (default) or module")
+    init.add_argument("--engine", metavar="E", default="decoder", help="decoder (default), module or vllm")
     init.set_defaults(run="cluster.commands.parts:init_part")
     slots = commands.add_parser("slots", help="print the slot table of a model")
     slots.add_argument("--model", metavar="M", default="smollm2-135m", help="default smollm2-135m")

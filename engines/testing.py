@@ -26,9 +26,16 @@ QUICK = Stopping(min_rounds=3, max_rounds=4)
 Faults = Mapping[FailureKind, Candidate]
 """How a candidate fails → one that does."""
 
+_OTHER_WEIGHTS = """
+import sys
+frame = sys._getframe()
+while frame is not None:
+    if type(frame.f_locals.get("self")).__name__.endswith("Program"):
+        frame.f_locals["self"]._epoch = "stale"
+    frame = frame.f_back
+"""
 STALE = {
-    "weights": "[setattr(item, '_epoch', 'stale') for item in __import__('gc').get_objects() "
-    "if type(item).__name__.endswith('Program')]",
+    "weights": f"exec({_OTHER_WEIGHTS!r})",
     "candidate": "[setattr(item, 'candidate', type(item.candidate)()) for item in __import__('gc').get_objects() "
     "if type(item).__name__ == 'Installed']",
 }

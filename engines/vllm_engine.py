@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from engines.build import BuiltCandidate, build_candidate
+from engines.client import Child
 from engines.decoder_engine import DECODER, DecoderEngine, default_limits
 from engines.judge.inputs import RandomTokens
 from engines.judge.install import Builder, PartFiles
 from engines.prepare.store import open_weights
 from engines.stable import BIRTH_SECONDS, Recipe, Stable, machine_fault
 from engines.vllm.environment import find_python, versions
+from engines.vllm.folder import refuse_unserved
 from engines.vllm.stable import VllmStable, llm_arguments
 from engines.vllm.weights import vllm_module_names
-from hotpass.errors import InputError
+from hotpass.errors import InputError, nearest
 from hotpass.records.candidate import Candidate
 from hotpass.records.deployment import Deployment, ModelRef
 from hotpass.records.measurement import BaselineMeasurement, Environment, Tier
@@ -65,8 +68,7 @@ class VllmEngine(DecoderEngine):
     def _cuts(self, deployment: Deployment, tier: Tier) -> tuple[tuple[int, ...], ...]:
         if (self._device or deployment.hardware.device) != "cpu":
             raise InputError("device", deployment.hardware.device, "is not one of the vllm engine", "use cpu")
-        if deployment.model.layers is not None:
-            raise InputError("model", deployment.model.name, "is a cut", "give the vllm engine the whole model")
+        refuse_unserved(deployment.model)
         return (tuple(range(deployment.model.num_layers)),)
 
     def _recipe(self, deployment: Deployment, cuts: tuple[tuple[int, ...], ...]) -> Recipe:
@@ -86,6 +88,30 @@ class VllmEngine(DecoderEngine):
 
 def slot_table(model: ModelRef, threads: int) -> SlotTable:
     """Slots of a model in vLLM's tree, from a vLLM that is started for it. Raises InputError, MachineError."""
+    with _started(model, threads) as child:
+        return _asked_slots(child)
+
+
+def part_template(model: ModelRef, threads: int, named: str) -> str:
+    """Text of a part to start from, for the first slot that a name or claim pattern means. Raises InputError for one that means none."""
+    with _started(model, threads) as child:
+        table = _asked_slots(child)
+        found = table.matching(named)
+        if not found:
+            raise InputError("slot", named, "is not in the slot table", nearest(named, list(table.names()))[:300])
+        return str(
+            child.call_plain("part_template", {"slot": found[0].name}, deadline=time.monotonic() + BIRTH_SECONDS)
+        )
+
+
+def _asked_slots(child: Child) -> SlotTable:
+    return child.call_record("slots", None, SlotTable, deadline=time.monotonic() + BIRTH_SECONDS)
+
+
+@contextmanager
+def _started(model: ModelRef, threads: int) -> Iterator[Child]:
+    """A child with a vLLM for whoever looks at its tree. Raises InputError, MachineError."""
+    refuse_unserved(model)
     recipe = Recipe(
         program=DECODER,
         preload=(),
@@ -109,7 +135,7 @@ def slot_table(model: ModelRef, threads: int) -> SlotTable:
     stable = VllmStable(recipe, find_python(), llm_arguments(recipe, 64))
     try:
         with machine_fault("vLLM"), stable.started() as child:
-            return child.call_record("slots", None, SlotTable, deadline=time.monotonic() + BIRTH_SECONDS)
+            yield child
     finally:
         stable.close()
 

@@ -8,11 +8,14 @@ import re
 import sys
 from pathlib import Path
 
-from actors.slots import concrete_slot, open_program, vllm_slots
+from actors.slots import concrete_slot, open_program, vllm_part_template, vllm_slots
 from cluster.spec import one_of
 from hotpass.errors import InputError
 from hotpass.records.deployment import ModelRef
 from hotpass.records.slots import Slot, SlotTable
+
+LOADS = {"decoder": "--traffic chat", "module": "--engine module", "vllm": "--engine vllm --traffic chat"}
+"""What `hotpass try` is told beside a part and a model."""
 
 
 def slots(arguments: argparse.Namespace) -> int:
@@ -54,13 +57,15 @@ def init_part(arguments: argparse.Namespace) -> int:
     target = folder / "part.py"
     if target.exists():
         raise InputError("--out", folder, "has a part.py already", "choose another folder")
+    model = _model(arguments)
     if arguments.engine == "vllm":
-        raise InputError("--engine", "vllm", "has no templates yet", "start from the part in docs/vllm.md")
-    program = open_program(_model(arguments))
-    text = program.part_template(concrete_slot(program, arguments.slot))
+        text = vllm_part_template(model, arguments.slot)
+    else:
+        program = open_program(model)
+        text = program.part_template(concrete_slot(program, arguments.slot))
     folder.mkdir(parents=True, exist_ok=True)
     target.write_text(text, encoding="utf-8")
-    load = "--engine module" if arguments.engine == "module" else "--traffic chat"
+    load = LOADS[arguments.engine]
     print(f"try it with: hotpass try {folder} --model {arguments.model} {load}", file=sys.stderr)
     print(target)
     return 0

@@ -10,60 +10,32 @@ that a failure in the middle and an uninstall restore the same way.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from engines.decoder import compile as compiling
+from engines.decoder import placing
 from engines.decoder.attention import StepState
 from engines.decoder.graphs import capture_rows
 from engines.decoder.kv import KvPool
 from engines.decoder.side import DecoderSide, Installed
 from engines.decoder.slots import WHOLE
-from engines.decoder.source import CompiledPart, bound_params, compile_part, failed, failed_by
+from engines.decoder.source import CompiledPart, failed, failed_by
 from engines.decoder.windows import warm_up
 from engines.prepare.store import layer_of
 from engines.program import Artefacts
 from engines.stopwatch import Stopwatch
 from hotpass.domain import Domain
 from hotpass.errors import InputError
-from hotpass.parts import conflicts
 from hotpass.records.candidate import AS_LOADED, Candidate, Reload, Value
 from hotpass.records.measurement import FailureKind, ReloadReport, Side
-from hotpass.records.slots import SlotTable, covered_slots
+from hotpass.records.slots import SlotTable
 from hotpass.settings import BY_NAME, DEFAULTS, check_setting, reload_of_settings
 
 MakePool = Callable[[torch.dtype | None], KvPool]
 """A new KV pool; None is the model's declared dtype."""
-
-
-@dataclass(kw_only=True, slots=True)
-class Context:
-    """What a part's `prepare` gets (`engines.protocol.PartContext`)."""
-
-    weights: Mapping[str, torch.Tensor]
-    config: Any
-    device: torch.device
-    threads: int
-    settings: Mapping[str, Value]
-    native: Mapping[str, Any]
-    slot: str
-    layer: int | None
-    kv: KvPool
-    step: StepState
-    keeps: Mapping[str, torch.nn.Module]
-    fallback: Callable[..., Any]
-
-    def kept(self, name: str) -> Callable[..., Any]:
-        """The child named in `keeps`; KeyError for another name."""
-        return self.keeps[name]
-
-    def reference(self) -> Callable[..., Any]:
-        return self.fallback
 
 
 class Gate:
@@ -97,8 +69,9 @@ def install(
     compiled_before = compiling.compile_count()
     try:
         settings = _checked_settings(candidate, side)
-        parts = _compiled(candidate, side.device, table.engine, undo)
-        claimed = _claimed(parts, table, side)
+        parts = placing.compiled(candidate, table.engine, side.device.type, undo)
+        claimed = placing.claimed(parts, table)
+        _refuse_whole(parts, claimed, side)
         watch.lap("source")
         actual = _apply_settings(side, settings, make_pool, undo)
         watch.lap("kv")
@@ -171,51 +144,12 @@ def _checked_settings(candidate: Candidate, side: DecoderSide) -> dict[str, Valu
     return settings
 
 
-def _compiled(candidate: Candidate, device: torch.device, engine: str, undo: ExitStack) -> list[CompiledPart]:
-    parts = []
-    for use in candidate.parts:
-        part = compile_part(use)
-        undo.callback(part.forget)
-        if part.declared.engine != engine:
-            raise failed(FailureKind.INSTALL, f"part {part.name} is for engine {part.declared.engine}, not {engine}")
-        if part.declared.device not in ("any", device.type):
-            raise failed(FailureKind.INSTALL, f"part {part.name} needs a {part.declared.device} device")
-        parts.append(part)
-    return parts
-
-
-def _claimed(parts: Sequence[CompiledPart], table: SlotTable, side: DecoderSide) -> list[tuple[str, ...]]:
-    """For each part the concrete slots that it claims. Raises CandidateFailed for conflicts and for claims of nothing."""
-    claimed, covered = [], []
-    for part in parts:
-        wanted = part.declared.replaces
-        slots = [slot for claim in part.declared.claims for slot in table.matching(claim, wanted)]
-        if not slots:
-            raise failed(
-                FailureKind.INSTALL, f"part {part.name} claims {list(part.declared.claims)}, which no slot here matches"
-            )
-        for slot in slots:
-            if wanted and slot.name != WHOLE and slot.stands_for != wanted:
-                raise failed(
-                    FailureKind.INSTALL,
-                    f"part {part.name} replaces {wanted}, but slot {slot.name} is a {slot.stands_for}",
-                )
-            if slot.name == WHOLE and side.own is not None:
-                raise failed(
-                    FailureKind.INSTALL,
-                    f"part {part.name} claims model, but {side.net.reason}, so there are no KV slots for it",
-                )
-        claimed.append(tuple(dict.fromkeys(slot.name for slot in slots)))
-        covered.append(covered_slots(table, part.declared.claims, part.declared.keeps, wanted))
-    for index, part in enumerate(parts):
-        for other in range(index):
-            shared = conflicts(parts[other].declared, covered[other], part.declared, covered[index])
-            if shared:
-                raise failed(
-                    FailureKind.INSTALL,
-                    f"parts {parts[other].name} and {part.name} both cover {min(shared)} (and {len(shared) - 1} more slots)",
-                )
-    return claimed
+def _refuse_whole(parts: Sequence[CompiledPart], claimed: Sequence[tuple[str, ...]], side: DecoderSide) -> None:
+    """Raises CandidateFailed for a claim of `model` where transformers keeps the cache."""
+    for part, slots in zip(parts, claimed, strict=True):
+        if WHOLE in slots and side.own is not None:
+            problem = f"claims model, but {side.net.reason}, so there are no KV slots for it"
+            raise failed(FailureKind.INSTALL, f"part {part.name} {problem}")
 
 
 def _apply_settings(side: DecoderSide, settings: dict[str, Value], make_pool: MakePool, undo: ExitStack) -> Reload:
@@ -248,7 +182,7 @@ def _place(
     watch: Stopwatch,
 ) -> int:
     """An instance of its part behind a dispatcher at every claimed slot, root first. Returns bytes of derived weights."""
-    natives = [_natives(part, artefacts, index) for index, part in enumerate(parts)]
+    natives = [placing.libraries(part, artefacts, index) for index, part in enumerate(parts)]
     gates = [Gate(part.declared.parsed_domain, side.step) for part in parts]
     order = sorted(
         ((slot, index) for index, slots in enumerate(claimed) for slot in slots),
@@ -257,10 +191,10 @@ def _place(
     derived_bytes = 0
     for slot, index in order:
         part = parts[index]
-        weights = _derived(part, artefacts, index, slot, side.device)
+        weights = placing.derived_weights(part, artefacts, index, slot, side.device)
         derived_bytes += sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
         fallback = side.forward if slot == WHOLE else side.net.modules[slot].forward
-        context = Context(
+        context = placing.Context(
             weights=weights,
             config=side.net.config,
             device=side.device,
@@ -271,12 +205,12 @@ def _place(
             layer=layer_of(slot),
             kv=side.kv,
             step=side.step,
-            keeps=_kept(part, slot, side),
+            keeps=placing.kept_children(part, slot, side.net.modules),
             fallback=fallback,
         )
-        forward = _prepared(part, context, undo)
+        forward = placing.prepared(part, context, undo)
         watch.lap("prepare")
-        dispatch = _dispatcher(forward, fallback, gates[index], counts, slot)
+        dispatch = placing.dispatcher(forward, fallback, gates[index].serves, counts, slot)
         if slot == WHOLE:
             undo.callback(setattr, side, "forward", side.forward)
             side.forward = dispatch
@@ -288,68 +222,8 @@ def _place(
     return derived_bytes
 
 
-def _dispatcher(
-    forward: Callable[..., Any], fallback: Callable[..., Any], gate: Gate, counts: dict[str, int], slot: str
-) -> Callable[..., Any]:
-    def dispatch(*args: Any, **kwargs: Any) -> Any:
-        if gate.serves():
-            counts[slot] += 1
-            return forward(*args, **kwargs)
-        return fallback(*args, **kwargs)
-
-    return dispatch
-
-
 def _restore_forward(module: torch.nn.Module, undo: ExitStack) -> None:
     if "forward" in module.__dict__:
         undo.callback(module.__dict__.__setitem__, "forward", module.__dict__["forward"])
     else:
         undo.callback(module.__dict__.pop, "forward", None)
-
-
-def _prepared(part: CompiledPart, context: Context, undo: ExitStack) -> Callable[..., Any]:
-    """The forward of a fresh instance, prepared; its close is on the stack."""
-    params = bound_params(part.use, part.declared)
-    try:
-        with torch.inference_mode():
-            instance = part.cls()
-            if hasattr(instance, "prepare"):
-                instance.prepare(context, params)
-    except (Exception, SystemExit) as error:
-        raise failed_by(error, FailureKind.INSTALL, f"part {part.name}: prepare fails at {context.slot}") from None
-    if hasattr(instance, "close"):
-        undo.callback(instance.close)
-    forward: Callable[..., Any] = instance.forward
-    return forward
-
-
-def _natives(part: CompiledPart, artefacts: Artefacts, index: int) -> dict[str, Any]:
-    paths = artefacts.native[index] if index < len(artefacts.native) else {}
-    missing = sorted(set(part.declared.native) - set(paths))
-    if missing:
-        raise failed(FailureKind.BUILD, f"part {part.name}: library {missing[0]} was not built")
-    try:
-        return {name: ctypes.CDLL(paths[name]) for name in part.declared.native}
-    except OSError as error:
-        raise failed_by(error, FailureKind.INSTALL, f"part {part.name}: a library does not load") from None
-
-
-def _derived(
-    part: CompiledPart, artefacts: Artefacts, index: int, slot: str, device: torch.device
-) -> Mapping[str, torch.Tensor]:
-    if not part.has_weights:
-        return {}
-    made = artefacts.derived[index] if index < len(artefacts.derived) else {}
-    if slot not in made:
-        raise failed(FailureKind.BUILD, f"part {part.name}: the derived weights of {slot} are missing")
-    return {name: tensor.to(device) for name, tensor in made[slot].items()}
-
-
-def _kept(part: CompiledPart, slot: str, side: DecoderSide) -> dict[str, torch.nn.Module]:
-    kept = {}
-    for name in part.declared.keeps:
-        path = f"{slot}.{name}"
-        if path not in side.net.modules:
-            raise failed(FailureKind.INSTALL, f"part {part.name} keeps {name}, which {slot} has not")
-        kept[name] = side.net.modules[path]
-    return kept

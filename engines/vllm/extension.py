@@ -1,29 +1,26 @@
 """The worker extension: how parts reach vLLM's worker, by named methods and plain data only.
 
-    program ── collective_rpc("hotpass_install", {side, candidate as JSON, hash, libraries}) ──► compiled from those very bytes
+    program ── collective_rpc("hotpass_install", {side, candidate as JSON, hashes}) ──► compiled from those very bytes
 
 No callable and no pickle crosses, so vLLM's switch for insecure serialization is never needed (FAILURES V6). Derived weights lie in
-memory that this process has mapped already; what crosses is their name in `DERIVED`. vLLM mixes this class into its worker's.
+memory that this process has mapped already; what crosses is their name in `ARTEFACTS`. vLLM mixes this class into its worker's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engines.decoder.source import failed
-from engines.program import CandidateFailed
+from engines.program import Artefacts, CandidateFailed
 from engines.vllm.tree import Tree
 from hotpass.canonical import to_plain
 from hotpass.decode import from_plain
 from hotpass.records.candidate import Candidate
 from hotpass.records.measurement import FailureKind
 
-if TYPE_CHECKING:
-    import torch
-
-DERIVED: dict[str, tuple[Mapping[str, Mapping[str, torch.Tensor]], ...]] = {}
-"""Candidate id → for each part: slot → name → tensor of the keeper's memory."""
+ARTEFACTS: dict[str, Artefacts] = {}
+"""Candidate id → what builders made for it: paths of libraries, and tensors of the keeper's memory."""
 
 
 class HotpassExtension:
@@ -40,15 +37,14 @@ class HotpassExtension:
     def hotpass_slots(self) -> Any:
         return to_plain(self._hotpass_tree.slots())
 
-    def hotpass_source(self, slot: str) -> str:
-        return self._hotpass_tree.source(slot)
+    def hotpass_template(self, slot: str) -> str:
+        return self._hotpass_tree.part_template(slot)
 
     def hotpass_install(self, order: dict[str, Any]) -> dict[str, Any]:
-        """`order`: side, candidate, candidate_id, sources (hash of each part), native. Gives `report` or `failure`."""
+        """`order`: side, candidate, candidate_id, sources (hash of each part). Gives `report` or `failure`."""
         try:
             candidate = checked_candidate(order)
-            derived = DERIVED.get(candidate.id, ())
-            report = self._hotpass_tree.install(order["side"], candidate, order["native"], derived)
+            report = self._hotpass_tree.install(order["side"], candidate, ARTEFACTS.get(candidate.id, Artefacts()))
         except CandidateFailed as error:
             return {"failure": to_plain(error.failure)}
         return {"report": to_plain(report)}

@@ -36,7 +36,7 @@ from engines.program import (
     WindowReply,
 )
 from engines.vllm.environment import OPTIONS_VARIABLE
-from engines.vllm.extension import DERIVED
+from engines.vllm.extension import ARTEFACTS
 from engines.vllm.folder import model_folder, raise_loopback
 from engines.vllm.rows import Rows
 from engines.vllm.serving import serve
@@ -109,21 +109,25 @@ class VllmProgram:
     def slots(self) -> SlotTable:
         return from_plain(SlotTable, self._rpc("hotpass_slots"))
 
+    def part_template(self, slot: str) -> str:
+        """A runnable part that does what vLLM does at a slot, to start from."""
+        text: str = self._rpc("hotpass_template", slot)
+        return text
+
     def install(self, side: str, candidate: Candidate, artefacts: Artefacts, cut: int) -> ReloadReport:
         """By the worker's named method; warmed up on every row. Raises CandidateFailed."""
         start = time.perf_counter()
-        DERIVED[candidate.id] = artefacts.derived
+        ARTEFACTS[candidate.id] = artefacts
         order = {
             "side": side,
             "candidate": to_plain(candidate),
             "candidate_id": candidate.id,
             "sources": [use.source.sha256 for use in candidate.parts],
-            "native": [dict(item) for item in artefacts.native],
         }
         try:
             reply = self._rpc("hotpass_install", order)
         finally:
-            DERIVED.pop(candidate.id, None)
+            ARTEFACTS.pop(candidate.id, None)
         if "failure" in reply:
             raise CandidateFailed(from_plain(Failure, reply["failure"]))
         report = from_plain(ReloadReport, reply["report"])
@@ -156,6 +160,7 @@ class VllmProgram:
         raise InputError("contexts", row, "are not computed by vLLM", "ask the reference child")
 
     def load_contexts(self, side: str, cut: int, row: int, contexts: Sequence[torch.Tensor]) -> None:
+        self._activate(side)
         self._rows.load_contexts(side, row, contexts)
 
     def run_window(self, side: str, cut: int, row: int, inputs: WindowInputs, out: torch.Tensor) -> WindowReply:

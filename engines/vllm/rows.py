@@ -14,6 +14,9 @@ from engines.program import KvPlan
 from engines.vllm.steps import Pages, Sequences, write_kv
 from hotpass.records.shapes import Phase
 
+PREFILL_CHUNK = 64
+"""Tokens of a step that computes a context: no engine's steps are shorter than its rows', and few rows are."""
+
 
 class Rows:
     """All rows of some sides. Whose parts run is not its business."""
@@ -29,9 +32,12 @@ class Rows:
         """(side, row) → positions written after the last window."""
 
     def load_contexts(self, side: str, row: int, contexts: Sequence[torch.Tensor]) -> None:
-        """Keys and values float32 [layers, 2, kv_heads, positions, head_dim] of each sequence."""
+        """Keys and values float32 [layers, 2, kv_heads, positions, head_dim] of each sequence; or its token ids (int64 [positions]),
+        where the reference keeps a cache that is not vLLM's: whatever is active then computes them."""
         for blocks, context in zip(self._held[side, row], contexts, strict=True):
-            if context.shape[-2]:
+            if context.ndim == 1:
+                self._prefill(blocks, context.tolist())
+            elif context.shape[-2]:
                 write_kv(self._core, self._pages, blocks, context)
 
     def steps(self, side: str, row: int, tokens: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -63,6 +69,11 @@ class Rows:
         ends, own = self._ended[side, row], [[token] for token in tokens]
         with Sequences(self._core, self._held[side, row], [end - 1 for end in ends], own) as sequences:
             return sequences.step([1] * len(own)).clone()
+
+    def _prefill(self, blocks: Sequence[Any], tokens: Sequence[int]) -> None:
+        with Sequences(self._core, [blocks], [0], [tokens]) as sequences:
+            for start in range(0, len(tokens), PREFILL_CHUNK):
+                sequences.step([min(PREFILL_CHUNK, len(tokens) - start)])
 
     def _positions(self, row: int) -> list[int]:
         """Positions that each sequence of a row may come to hold."""

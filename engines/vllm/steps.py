@@ -124,9 +124,9 @@ def write_kv(core: Any, pages: Pages, blocks: Sequence[Any], context: torch.Tens
 
 
 def attention_layers(runner: Any) -> list[Any]:
-    """vLLM's attention modules in the order of the model's layers."""
+    """vLLM's attention modules in the order of the model's layers (experts are in the same table, and keep no KV)."""
     context = runner.compilation_config.static_forward_context
-    return [context[name] for name in sorted(context, key=_layer_number)]
+    return [context[name] for name in sorted(context, key=_layer_number) if hasattr(context[name], "kv_cache")]
 
 
 def _layer_number(name: str) -> int:

@@ -8,29 +8,29 @@ candidate is there. Runs inside vLLM's worker; knows the step only by vLLM's own
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import partial
 from typing import Any
 
 import torch
 
-from engines.decoder.source import CompiledPart, compile_part, failed, failed_by
+from engines.decoder import placing
+from engines.decoder.placing import Forward
+from engines.decoder.source import CompiledPart, failed, failed_by
 from engines.prepare.store import layer_of
+from engines.program import Artefacts
+from engines.vllm import slots
 from engines.vllm.compiled import CompiledStates, Opaque
-from engines.vllm.parts import Forward, VllmContext, check_settings, derived_weights, libraries, prepared
 from engines.vllm.step import Step
 from hotpass.canonical import bytes_hash
-from hotpass.domain import Domain
-from hotpass.parts import conflicts
 from hotpass.records.candidate import Candidate, Reload
-from hotpass.records.measurement import FailureKind, ReloadReport, Side, Tier
-from hotpass.records.slots import Slot, SlotTable, covered_slots
+from hotpass.records.measurement import FailureKind, ReloadReport, Side
+from hotpass.records.slots import SlotTable
 
-NO_SLOT = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential, torch.nn.Dropout)
+CPU = torch.device("cpu")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -52,7 +52,7 @@ class Tree:
 
     def __init__(self, root: torch.nn.Module, config: Any, version: str, threads: int) -> None:
         self.root = root
-        self.modules = {name: m for name, m in root.named_modules() if name and not isinstance(m, NO_SLOT)}
+        self.modules = slots.slot_modules(root)
         self.step = Step()
         self.active = ""
         """Side whose parts are on the modules; empty for none."""
@@ -64,22 +64,14 @@ class Tree:
 
     def slots(self) -> SlotTable:
         if self._table is None:
-            slots = tuple(_slot(name, module) for name, module in self.modules.items())
-            architecture = type(self.root).__name__
-            self._table = SlotTable(engine="vllm", version=f"vllm/1 {self._version} {architecture}", slots=slots)
+            self._table = slots.slot_table(self.root, self._version)
         return self._table
 
-    def source(self, slot: str) -> str:
-        """Source of the class that a slot stands for; KeyError for a name that is none."""
-        return _source(type(self.modules[slot]))
+    def part_template(self, slot: str) -> str:
+        """A runnable part that does what vLLM does at a slot, to start from; KeyError for a name that is none."""
+        return slots.part_template(slot, self.modules[slot], self._config)
 
-    def install(
-        self,
-        side: str,
-        candidate: Candidate,
-        native: Sequence[Mapping[str, str]],
-        derived: Sequence[Mapping[str, Mapping[str, torch.Tensor]]],
-    ) -> ReloadReport:
+    def install(self, side: str, candidate: Candidate, artefacts: Artefacts) -> ReloadReport:
         """In place of what the side had. Raises CandidateFailed, with the side as loaded."""
         self.uninstall(side)
         installed = Installed(candidate=candidate)
@@ -87,11 +79,12 @@ class Tree:
         try:
             start = time.perf_counter()
             check_settings(candidate)
-            parts = self._compiled(candidate, installed.undo)
-            claimed = self._claimed(parts)
+            parts = placing.compiled(candidate, "vllm", CPU.type, installed.undo)
+            declared = self._checked_reload(parts)
+            claimed = placing.claimed(parts, self.slots())
             phases["source"] = (time.perf_counter() - start) * 1e3
             start = time.perf_counter()
-            derived_bytes = self._place(installed, parts, claimed, native, derived)
+            derived_bytes = self._place(installed, parts, claimed, artefacts)
             phases["prepare"] = (time.perf_counter() - start) * 1e3
         except (Exception, SystemExit) as error:
             with suppress(Exception):  # of two errors the first is the one to tell
@@ -102,12 +95,11 @@ class Tree:
             for item in installed.opaque.values():
                 installed.undo.callback(item.forget)
         self._sides[side] = installed
-        declared = max((part.declared.reload for part in parts), key=lambda kind: kind.rank, default=Reload.HOT)
         return ReloadReport(
             candidate_id=candidate.id,
             side=Side(side),
             declared=declared,
-            actual=Reload.REWEIGHT if derived_bytes else Reload.RECAPTURE if self.compiled.compiles else Reload.HOT,
+            actual=Reload.REWEIGHT if derived_bytes else self._least_reload(parts),
             phases_ms=phases,
             slots=tuple(sorted(installed.counts)),
             derived_bytes=derived_bytes,
@@ -126,6 +118,7 @@ class Tree:
         """Put a side's parts, and nothing else, onto the modules; "" takes all off."""
         if side == self.active:
             return
+        self.compiled.dry(False)  # an eager step to learn by may have raised
         for name in self._forwards(self.active):
             self.modules[name].__dict__.pop("forward", None)
         self._put_on(self._forwards(side))
@@ -156,10 +149,6 @@ class Tree:
             raise failed(FailureKind.INSTALL, f"the compiled forward does not call the part at {silent[0]}")
         self.compiled.keep(side)
 
-    def _put_on(self, forwards: Mapping[str, Forward]) -> None:
-        for name, forward in forwards.items():
-            self.modules[name].__dict__["forward"] = forward
-
     def candidate_of(self, side: str) -> str:
         """Id of what is installed on a side; empty for as loaded."""
         return self._sides[side].candidate.id if side in self._sides else ""
@@ -181,120 +170,68 @@ class Tree:
         weights = [parameter.data_ptr() for parameter in self.root.parameters()]
         return bytes_hash(repr([facts, weights, self.root.training]).encode())
 
+    def _put_on(self, forwards: Mapping[str, Forward]) -> None:
+        for name, forward in forwards.items():
+            self.modules[name].__dict__["forward"] = forward
+
     def _forwards(self, side: str) -> dict[str, Forward]:
         return self._sides[side].forwards if side in self._sides else {}
 
-    def _compiled(self, candidate: Candidate, undo: ExitStack) -> list[CompiledPart]:
-        parts = []
-        for use in candidate.parts:
-            part = compile_part(use)
-            undo.callback(part.forget)
-            if part.declared.engine != "vllm":
-                raise failed(FailureKind.INSTALL, f"part {part.name} is for engine {part.declared.engine}, not vllm")
-            if part.declared.device not in ("any", "cpu"):
-                raise failed(FailureKind.INSTALL, f"part {part.name} needs a {part.declared.device} device")
-            parts.append(part)
-        return parts
+    def _least_reload(self, parts: Sequence[CompiledPart]) -> Reload:
+        """What a swap of forwards takes here: where they are compiled in, swapping alone changes nothing."""
+        return Reload.RECAPTURE if parts and self.compiled.compiles else Reload.HOT
 
-    def _claimed(self, parts: Sequence[CompiledPart]) -> list[tuple[str, ...]]:
-        """For each part the concrete slots that it claims. Raises CandidateFailed for conflicts and for claims of nothing."""
-        table = self.slots()
-        claimed, covered = [], []
+    def _checked_reload(self, parts: Sequence[CompiledPart]) -> Reload:
+        """The widest declared class. Raises CandidateFailed for a part that says `hot` of what must be compiled again."""
+        least = self._least_reload(parts)
         for part in parts:
-            found = [slot for claim in part.declared.claims for slot in table.matching(claim)]
-            if not found:
-                claims = list(part.declared.claims)
-                raise failed(FailureKind.INSTALL, f"part {part.name} claims {claims}, which no slot here matches")
-            for slot in found:
-                if part.declared.replaces not in ("", slot.stands_for):
-                    kind = f"replaces {part.declared.replaces}, but slot {slot.name} is a {slot.stands_for}"
-                    raise failed(FailureKind.INSTALL, f"part {part.name} {kind}")
-            claimed.append(tuple(dict.fromkeys(slot.name for slot in found)))
-            covered.append(covered_slots(table, part.declared.claims, part.declared.keeps))
-        for index, part in enumerate(parts):
-            for other in range(index):
-                shared = conflicts(parts[other].declared, covered[other], part.declared, covered[index])
-                if shared:
-                    pair = f"parts {parts[other].name} and {part.name}"
-                    raise failed(FailureKind.INSTALL, f"{pair} both cover {min(shared)} (and {len(shared) - 1} more)")
-        return claimed
+            if part.declared.reload.rank < least.rank:
+                problem = (
+                    f"part {part.name} declares reload={part.declared.reload}, but vLLM has compiled its forwards in"
+                )
+                raise failed(FailureKind.INSTALL, f"{problem}: declare reload={least}, or load with enforce_eager")
+        return max((part.declared.reload for part in parts), key=lambda kind: kind.rank, default=Reload.HOT)
 
     def _place(
         self,
         installed: Installed,
         parts: Sequence[CompiledPart],
         claimed: Sequence[tuple[str, ...]],
-        native: Sequence[Mapping[str, str]],
-        derived: Sequence[Mapping[str, Mapping[str, torch.Tensor]]],
+        artefacts: Artefacts,
     ) -> int:
         """An instance of its part for every claimed slot, prepared. Returns bytes of derived weights."""
         total = 0
-        for index, (part, slots) in enumerate(zip(parts, claimed, strict=True)):
-            loaded = libraries(part, native[index] if index < len(native) else {})
-            made = derived[index] if index < len(derived) else {}
-            domain = part.declared.parsed_domain
-            for slot in slots:
-                weights = derived_weights(part, made, slot)
+        for index, (part, claims) in enumerate(zip(parts, claimed, strict=True)):
+            native = placing.libraries(part, artefacts, index)
+            serves = partial(self.step.within, part.declared.parsed_domain)
+            for slot in claims:
+                weights = placing.derived_weights(part, artefacts, index, slot, CPU)
                 total += sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
                 fallback = installed.forwards.get(slot) or self.modules[slot].forward
-                context = VllmContext(
+                context = placing.Context(
                     weights=weights,
                     config=self._config,
-                    device=torch.device("cpu"),
+                    device=CPU,
                     threads=self._threads,
                     settings={},
-                    native=loaded,
+                    native=native,
                     slot=slot,
                     layer=layer_of(slot),
                     kv=None,
                     step=self.step,
-                    keeps=self._kept(part, slot),
+                    keeps=placing.kept_children(part, slot, self.modules),
                     fallback=fallback,
                 )
-                forward = prepared(part, context, installed.undo)
+                forward = placing.prepared(part, context, installed.undo)
                 installed.counts[slot] = 0
-                dispatch = _dispatcher(forward, fallback, domain, self.step, installed.counts, slot)
-                installed.forwards[slot] = dispatch
+                installed.forwards[slot] = placing.dispatcher(forward, fallback, serves, installed.counts, slot)
         return total
 
-    def _kept(self, part: CompiledPart, slot: str) -> dict[str, torch.nn.Module]:
-        kept = {}
-        for name in part.declared.keeps:
-            if f"{slot}.{name}" not in self.modules:
-                raise failed(FailureKind.INSTALL, f"part {part.name} keeps {name}, which {slot} has not")
-            kept[name] = self.modules[f"{slot}.{name}"]
-        return kept
 
-
-def _dispatcher(
-    forward: Forward, fallback: Forward, domain: Domain, step: Step, counts: dict[str, int], slot: str
-) -> Forward:
-    def dispatch(*args: Any, **kwargs: Any) -> Any:
-        if step.within(domain):
-            counts[slot] += 1
-            return forward(*args, **kwargs)
-        return fallback(*args, **kwargs)
-
-    return dispatch
-
-
-def _slot(name: str, module: torch.nn.Module) -> Slot:
-    kind: Any = type(module)
-    signature, digest = _described(kind)
-    return Slot(
-        name=name, stands_for=kind.__name__, signature=signature, reference_sha256=digest, lowest_tier=Tier.FAST
-    )
-
-
-@cache
-def _described(kind: Any) -> tuple[str, str]:
-    signature = inspect.signature(kind.forward)
-    own = signature.replace(parameters=[p for name, p in signature.parameters.items() if name != "self"])
-    return str(own), bytes_hash(_source(kind).encode())
-
-
-def _source(kind: type) -> str:
-    try:
-        return inspect.getsource(kind)
-    except (OSError, TypeError):
-        return f"# {kind.__module__}.{kind.__qualname__} has no Python source\n"
+def check_settings(candidate: Candidate) -> None:
+    """Raises CandidateFailed for what vLLM takes at load only."""
+    for name, value in candidate.settings.items():
+        raise failed(FailureKind.INSTALL, f"setting {name}={value}: the vllm engine takes its arguments at load only")
+    for name, degree in candidate.parallelism.items():
+        if degree != 1:
+            raise failed(FailureKind.INSTALL, f"parallelism {name}={degree}: the vllm engine runs with one rank")

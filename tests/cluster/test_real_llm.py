@@ -16,11 +16,10 @@ import pytest
 
 from cluster.campaign import run_campaign
 from cluster.journal import read_state
-from hotpass.errors import HotpassError
+from hotpass.errors import HotpassError, InputError
 from tests.cluster.campaigns import make_running
 
 pytestmark = pytest.mark.slow
-PYTHON = Path(__file__).parents[2] / ".venv-baselines" / "vllm" / "bin" / "python"
 MAX_TOKENS = 7_000
 """The rules and what the campaign knows take most of it; what is left makes one reply short enough to wait for."""
 START_SECONDS = 280.0
@@ -29,11 +28,14 @@ START_SECONDS = 280.0
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[str]:
     """URL of the server, which ends with the test."""
-    if not PYTHON.exists():
-        pytest.skip(f"no vLLM for the CPU at {PYTHON} (make bench-baselines installs it)")
     from engines.prepare import prepare_model
+    from engines.vllm.environment import find_python
     from engines.vllm.folder import model_folder
 
+    try:
+        python = find_python()
+    except InputError as error:
+        pytest.skip(f"{error} (`make vllm` makes it)")
     try:
         folder = model_folder(prepare_model("smollm2-135m"), str(tmp_path))
     except HotpassError as error:
@@ -43,7 +45,7 @@ def served(tmp_path: Path) -> Iterator[str]:
         port = free.getsockname()[1]
     # The CPU build is distributed under another name than `vllm`, which the `vllm` command does not find.
     command = [
-        str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--served-model-name", "smollm2",
+        python, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--served-model-name", "smollm2",
         "--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16", "--max-model-len", "8192", "--max-num-seqs", "2",
         "--enforce-eager",
     ]  # fmt: skip

@@ -290,9 +290,9 @@ def test_a_second_install_replaces_the_first(world):
 def test_the_context_of_a_part_names_its_place(world):
     world.install(claiming("model.layers.*.mlp", extra=', params={"bits": [4, 8]}'), cut=1)
     side = world.program._loaded("candidate", 1)
-    context = side.net.modules["model.layers.1.mlp"].forward.__closure__
-    found = [cell.cell_contents for cell in context if hasattr(cell.cell_contents, "__self__")]
-    ctx = found[-1].__self__.ctx
+    closure = side.net.modules["model.layers.1.mlp"].forward.__closure__
+    owners = [getattr(cell.cell_contents, "__self__", None) for cell in closure]
+    (ctx,) = [owner.ctx for owner in owners if hasattr(owner, "ctx")]
     assert (ctx.slot, ctx.layer, ctx.threads, ctx.config.num_hidden_layers) == ("model.layers.1.mlp", 1, 1, 2)
     assert ctx.kv is side.kv
     assert ctx.step.kv is side.kv

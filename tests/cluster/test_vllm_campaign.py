@@ -1,0 +1,46 @@
+"""A campaign on a live vLLM with a tiny model: the catalogue's parts for its tree, from `compile` to the result."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cluster.cli import main
+from cluster.journal import read_state
+from engines import probe
+from engines.prepare.tiny import make_tiny_model
+from engines.vllm.environment import find_python
+from hotpass.errors import InputError
+from hotpass.records.deployment import HardwareRef
+from hotpass.records.measurement import Verdict
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+MACHINE = HardwareRef(
+    name="cpu:test", device="cpu", num_devices=1, isa=("avx2",), last_level_cache_bytes=1 << 25, memory_bytes=1 << 33
+)
+
+
+def test_the_catalogues_parts_are_tried_on_vllms_own_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        find_python()
+    except InputError as error:
+        pytest.skip(f"{error} (`make vllm` makes it)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOTPASS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(probe, "probe_hardware", lambda device="auto": MACHINE)
+    make_tiny_model(tmp_path / "model", layers=2, hidden=128, heads=4, kv_heads=2, max_context=256)
+    given = ["--engine", "vllm", "--model", "model", "--traffic", "chat", "--requests", "200", "--threads", "1"]
+    short = ["--budget", "50s", "--max-attempts", "3", "--no-baselines", "--no-ray", "--quiet", "--out", "c"]
+    assert main(["compile", *given, *short]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["verdict"] in ("faster", "none"), result
+    state = read_state(tmp_path / "c")
+    tried = [row.attempt for row in state.search_attempts()]
+    assert len(tried) >= 2, "no budget is so short, nor machine so busy"
+    assert {info.label.partition("(")[0] for info in state.candidates.values()} >= {"vllm-norm", "vllm-mlp"}
+    judged = {Verdict.FASTER, Verdict.SLOWER, Verdict.INCONCLUSIVE}
+    assert {attempt.verdict for attempt in tried} <= judged, [attempt.reason for attempt in tried]
