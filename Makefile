@@ -1,7 +1,7 @@
 # One set of commands for people and for CI. `make demo` and `make test` need Python 3.11+ with pip, nothing else.
 #
 #   make demo    create .venv, install, compile SmolLM2-135M for chat traffic on this machine
-#   make test    create .venv, install, run the tests
+#   make test    create .venv, install, run the tests; those of the vLLM engine in a venv of its own (about 3 GB; VLLM=0 leaves them out)
 #   make lint    ruff and mypy (strict)
 #   make bench   the figures; each prints one JSON line last
 #
@@ -13,10 +13,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TORCH_INDEX ?=
+VLLM ?= 1
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST_ARGS ?=
 
-.PHONY: demo test test-fast lint bench bench-decode bench-baselines bench-fast-tier bench-costmodel bench-experiments format install clean bench-reload bench-aa bench-leaks
+.PHONY: demo test test-fast lint vllm bench bench-decode bench-baselines bench-fast-tier bench-costmodel bench-experiments format install clean bench-reload bench-aa bench-leaks
 
 install: $(STAMP)
 
@@ -27,7 +28,12 @@ $(STAMP): pyproject.toml scripts/install.sh
 demo: $(STAMP)
 	$(BIN)/hotpass compile --model smollm2-135m --traffic chat --budget 6m40s
 
-test: $(STAMP)
+# Where it cannot be installed, make says so, and the tests that need it are skipped.
+vllm: $(STAMP)
+	@[ "$(VLLM)" = 0 ] || PYTHON="$(BIN)/python" TORCH_INDEX="$(TORCH_INDEX)" sh scripts/install-vllm.sh || \
+		echo "make: no vLLM here, so its tests are skipped" >&2
+
+test: $(STAMP) vllm
 	$(BIN)/python -m pytest tests $(PYTEST_ARGS)
 
 test-fast: $(STAMP)
