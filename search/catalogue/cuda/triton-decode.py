@@ -160,7 +160,7 @@ def _attention(q, k, v, tables, by_position, batch, keys, values, shape, splits)
 @triton.jit
 def _norm_kernel(x, parts, weight, out, num_rows, width, eps, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
     """x[row] += sum of parts[split, row], kept in x; out[row] = RMSNorm of it; grid (num_rows,)."""
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)  # a long prompt's rows have more than 2^31 values
     i = tl.arange(0, BLOCK)
     inside = i < width
     value = tl.load(x + row * width + i, mask=inside, other=0.0).to(tl.float32)
@@ -228,9 +228,10 @@ def _gated_kernel(
         x_mask = (row[:, None] < num_rows) & (i[None, :] < num_in)
         x_block = tl.load(x + row[:, None] * x_stride + i[None, :], mask=x_mask, other=0.0).to(tl.float32)
         w_mask = (o[:, None] < num_inner) & (i[None, :] < num_in)
-        at = o[:, None].to(tl.int64) * num_in + i[None, :]
-        gate_block = tl.load(w + at, mask=w_mask, other=0.0).to(tl.float32)
-        up_block = tl.load(w + num_inner * num_in + at, mask=w_mask, other=0.0).to(tl.float32)
+        gate_at = o[:, None].to(tl.int64) * num_in + i[None, :]
+        up_at = (num_inner + o[:, None]).to(tl.int64) * num_in + i[None, :]
+        gate_block = tl.load(w + gate_at, mask=w_mask, other=0.0).to(tl.float32)
+        up_block = tl.load(w + up_at, mask=w_mask, other=0.0).to(tl.float32)
         gate += tl.sum(x_block[:, None, :] * gate_block[None, :, :], axis=2)
         up += tl.sum(x_block[:, None, :] * up_block[None, :, :], axis=2)
     mask = (row[:, None] < num_rows) & (o[None, :] < num_inner)

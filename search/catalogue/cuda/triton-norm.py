@@ -41,7 +41,7 @@ class TritonNorm:
 @triton.jit
 def _norm_kernel(x, parts, weight, out, num_rows, width, eps, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
     """x[row] += sum of parts[split, row], kept in x; out[row] = RMSNorm of it; grid (num_rows,)."""
-    row = tl.program_id(0)
+    row = tl.program_id(0).to(tl.int64)  # a long prompt's rows have more than 2^31 values
     i = tl.arange(0, BLOCK)
     inside = i < width
     value = tl.load(x + row * width + i, mask=inside, other=0.0).to(tl.float32)
