@@ -87,11 +87,16 @@ def _in_an_actor(arguments: Sequence[str] | None) -> dict[str, object]:
     """The same inside an actor to which Ray gives the GPU, as a campaign's engine is."""
     import ray
 
-    root = str(Path(__file__).resolve().parents[1])
-    ray.init(log_to_driver=True, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": root}})
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    root, num_gpus = str(Path(__file__).resolve().parents[1]), int(_parser().parse_args(given).device == "cuda")
+    ray.init(include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": root}})
     try:
-        actor = ray.remote(num_gpus=1, max_restarts=0)(_Owner).remote()
-        line: dict[str, object] = ray.get(actor.check.remote(list(sys.argv[1:] if arguments is None else arguments)))
+        if ray.cluster_resources().get("GPU", 0) < num_gpus:  # an actor that asks for more would wait for ever
+            raise SystemExit(
+                "Ray sees no GPU on this machine, although torch does: is CUDA_VISIBLE_DEVICES set for it?"
+            )
+        actor = ray.remote(num_cpus=1, num_gpus=num_gpus, max_restarts=0)(_Owner).remote()
+        line: dict[str, object] = ray.get(actor.check.remote(given))
         return line
     finally:
         ray.shutdown()

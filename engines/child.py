@@ -251,7 +251,7 @@ def _mapped_on_device(
     sealed: dict[str, torch.Tensor], on_device: Any, device: str
 ) -> tuple[dict[str, torch.Tensor], str]:
     """The keeper's weights on the device, and in words where they lie: where they cannot be mapped, the sealed ones, for the program to
-    copy. A namespace of its own may be the reason (`docs/engines.md`), and a copy costs memory and time, but no truth."""
+    copy. A namespace of its own may be the reason (`docs/engine-guarantees.md`), and a copy costs memory and time, but no truth."""
     from engines.cuda.driver import CudaDriver, DriverError
     from engines.cuda.region import DeviceWeights, map_weights
 

@@ -60,7 +60,7 @@ class GpuMonitor:
 
     def __init__(self, environ: Mapping[str, str] = os.environ, nvml: Any = None) -> None:
         """`nvml` stands in for pynvml in tests. Raises MachineError where there is no GPU to look at."""
-        self._nvml = nvml if nvml is not None else importlib.import_module("pynvml")
+        self._nvml = nvml if nvml is not None else _pynvml()
         found = gpus(self._nvml, environ)
         if not found:
             raise MachineError("NVML shows no GPU to this process")
@@ -104,6 +104,13 @@ class GpuMonitor:
             return int(ask(self._handle))
         except self._nvml.NVMLError_NotSupported:
             return otherwise
+
+
+def _pynvml() -> Any:
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError:
+        raise MachineError("clocks cannot be looked at: nvidia-ml-py is not installed") from None
 
 
 def reasons_of(bits: int) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,41 +12,23 @@ import pytest
 import torch
 
 from engines import child as child_module
-from engines import keeper as keeper_module
 from engines.cuda import driver as driver_module
 from engines.cuda.driver import DriverError
 from engines.cuda.region import map_weights
 from engines.cuda.testing import FileDriver
-from engines.keeper import Keeper, serve
+from engines.keeper import Keeper
 from engines.memory import SharedBuffer, attach
-from engines.wire import channel_pair
 from hotpass.canonical import to_plain
 from hotpass.errors import MachineError
 from hotpass.records.deployment import ModelRef
+from tests.engines.cuda.on_files import keep_on_files
 
 EMBEDDING, NORM = "model.embed_tokens.weight", "model.norm.weight"
 
 
-class InThisProcess:
-    """Stands for `Launched`: the keeper's loop in a thread, over device memory that is files."""
-
-    folder: Path
-
-    def __init__(self, module: str, environment: dict[str, str], *, limit: int) -> None:
-        self.channel, theirs = channel_pair(parent_limit=limit, parent_accepts_fds=True, child_limit=1 << 28)
-        self._thread = threading.Thread(target=serve, args=(theirs, lambda device: FileDriver(self.folder)))
-        self._thread.start()
-        self.pid = 0
-
-    def close(self) -> None:
-        self.channel.close()
-        self._thread.join()
-
-
 @pytest.fixture
 def keeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: ModelRef) -> Iterator[Keeper]:
-    monkeypatch.setattr(InThisProcess, "folder", tmp_path, raising=False)
-    monkeypatch.setattr(keeper_module, "Launched", InThisProcess)
+    keep_on_files(tmp_path, monkeypatch)
     made = Keeper({})
     made.begin_load(tiny_model)
     made.finish_load()
