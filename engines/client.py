@@ -44,6 +44,8 @@ class Child:
         """Side → id of the candidate that was put there last; absent before the first install."""
         self.epoch = ""
         """Of the weights that it was given to load: the keeper's hash."""
+        self.short_claims = 0
+        """Windows in a row, of those in which it ran at all, of which it claimed less time than it ran."""
         self.phases_ms: dict[str, float] = {"fork": self._forked.fork_ms}
         hello = self._reply(time.monotonic() + 60.0)
         self.facts: Mapping[str, str] = {name: str(hello.body[name]) for name in ("network", "processes", "unconfined")}

@@ -242,8 +242,8 @@ def test_the_slow_tier_replays(toy: DecoderEngine, deployment: Deployment) -> No
 
 def test_a_clock_that_lies_about_both_sides_is_found_by_the_kernels(toy: DecoderEngine, deployment: Deployment) -> None:
     """The incumbent's word is no more worth than the candidate's: one process has one clock."""
-    body = "end = time.monotonic() + 0.03\nwhile time.monotonic() < end: pass\nreturn reference(tokens, summaries)"
-    slow = "real = time.perf_counter; time.perf_counter = lambda: real() / 10"
+    body = "end = time.thread_time() + 0.03\nwhile time.thread_time() < end: pass\nreturn reference(tokens, summaries)"
+    slow = "real = time.perf_counter; time.perf_counter = lambda: real() / 1000"
     honest = toy.measure(assignment(deployment, candidate(body)))
     assert honest.failure is None
     result = toy.measure(assignment(deployment, candidate(body, setup=slow)))
