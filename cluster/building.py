@@ -1,6 +1,6 @@
 """What will be wanted is built before anybody asks for it, where that takes no time from an engine.
 
-    engines load ───────────────► one build after the other, until they are loaded
+    engines load ───────────────► build after build, until they are loaded
     an engine waits for a build ► one more beside it, on the other core
 
 Building early changes neither what is proposed nor in which order; what is foreseen wrongly costs cores, nothing else. What is not here:
@@ -22,19 +22,24 @@ from hotpass.records.candidate import Candidate
 
 
 class Foreseen:
-    """Candidates to build, those that are tried first at the front. Used by one thread at a time."""
+    """Candidates to build, those that are tried first at the front."""
 
-    def __init__(self, builder: BuilderPort, candidates: Iterable[Candidate] = ()) -> None:
-        self._builder = builder
+    def __init__(self, builder: BuilderPort, candidates: Iterable[Candidate] = (), *, at_once: int = 1) -> None:
+        """`at_once`: builds that the builder carries out at a time."""
+        self._builder, self._at_once = builder, at_once
         self._waiting = deque(candidates)
 
     def next(self) -> Future[Built] | None:
-        """The next build, begun; None when nothing more is foreseen."""
-        return self._builder.submit(self._waiting.popleft()) if self._waiting else None
+        """The next build, begun; None when nothing more is foreseen. From any thread."""
+        try:
+            candidate = self._waiting.popleft()
+        except IndexError:
+            return None
+        return self._builder.submit(candidate)
 
     @contextlib.contextmanager
     def meanwhile(self) -> Iterator[list[Built]]:
-        """Build for as long as the block lasts. At its end the build under way is waited for, since nothing may be measured beside a
+        """Build for as long as the block lasts. At its end what is under way is waited for, since nothing may be measured beside a
         compiler, and the list has what was built. One that fails is told when the candidate is proposed."""
         built: list[Built] = []
         over = threading.Event()
@@ -46,10 +51,12 @@ class Foreseen:
                     if future.exception() is None:
                         built.append(future.result())
 
-        thread = threading.Thread(target=feed, name="builds ahead", daemon=True)
-        thread.start()
+        threads = [threading.Thread(target=feed, name="builds ahead", daemon=True) for _ in range(self._at_once)]
+        for thread in threads:
+            thread.start()
         try:
             yield built
         finally:
             over.set()
-        thread.join()
+        for thread in threads:
+            thread.join()

@@ -174,7 +174,7 @@ def foreseen_builds(plan: Plan, machines: Machines, catalogue: Callable[[str], S
         allowed=Numerics(plan.spec.numerics),
         compiler=machines.compiler,
     )
-    return Foreseen(machines.builder, wanted)
+    return Foreseen(machines.builder, wanted, at_once=machines.builds_at_once)
 
 
 def _run(session: Session, machines: Machines, running: Running) -> dict[str, Any]:

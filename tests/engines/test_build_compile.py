@@ -124,6 +124,7 @@ def counted_in_a_child(builder: CandidateBuilder, compiled: str, work: Path) -> 
     return counts, has_compiled
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_child_finds_every_graph_that_the_builder_compiled(
     builder: CandidateBuilder, compiled: Path, tmp_path: Path
@@ -135,6 +136,7 @@ def test_a_child_finds_every_graph_that_the_builder_compiled(
     assert builder.compiled(NORMS) == compiled  # nothing was written there
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_an_engine_takes_what_its_builder_made(decoding: Deployment, builder: CandidateBuilder, compiled: Path) -> None:
     with DecoderEngine("tiny", threads=1, builder=builder, window_ms=1.0, aa_seconds=0.05, pool_sets=1) as engine:
@@ -146,6 +148,7 @@ def test_an_engine_takes_what_its_builder_made(decoding: Deployment, builder: Ca
     assert builder.compiled(NORMS) == compiled
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_changed_file_is_not_given_out(builder: CandidateBuilder, compiled: Path) -> None:
     library = next(path for path in compiled.rglob("*.so"))
