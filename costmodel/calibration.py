@@ -247,8 +247,8 @@ def _ends(residual: pd.Series, kinds: pd.Series) -> tuple[float, float]:
     weight = (1.0 / own.map(own.value_counts())).to_numpy(float)
     order = np.argsort(residual.to_numpy(float), kind="stable")
     ranked, share = residual.to_numpy(float)[order], np.cumsum(weight[order]) / weight.sum()
-    # One more architecture than seen: its weight lies beyond either end.
-    tail = (1.0 - LEVEL) / 2 * own.nunique() / (own.nunique() + 1)
+    # Two more architectures than seen, one beyond either end.
+    tail = (1.0 - LEVEL) / 2 * own.nunique() / (own.nunique() + 2)
     low = int(np.searchsorted(share, tail, side="right"))
     high = int(np.searchsorted(share, 1.0 - tail, side="left"))
     return float(ranked[min(low, len(ranked) - 1)]), float(ranked[min(high, len(ranked) - 1)])

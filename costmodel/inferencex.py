@@ -4,7 +4,7 @@
 
 Two thirds of the public sample come from that harness, whose exports dropped columns: numbers of workers, attention data parallelism, and
 whether the engine drafted tokens (so that two rows with equal columns differ by a factor of two). Its configuration says all three
-(`inferencex.txt`), its launch scripts say what is common to its runs: cache types, tokens of a chunk, limits, how long schedulers hold prompts
+(`inferencex.txt`), rows of its database say it of the same points (they have no drafts), its launch scripts say what is common to its runs: cache types, tokens of a chunk, limits, how long schedulers hold prompts
 back. Nothing here looks at a measured time. A row that several deployments fit takes the first, without drafts where there is one, and stays
 `open`. Rows of others are left alone.
 """
@@ -43,7 +43,13 @@ PLAIN_ON: Mapping[tuple[str, str, str, str], tuple[str, ...]] = {
 LAYOUTS: Mapping[str, tuple[bool, bool]] = {"tp": (False, False), "tep": (False, True), "dp": (True, False), "dep": (True, True)}  # fmt: skip
 """Word → whether attention is data parallel, whether experts are spread."""
 
+SIDES = ("prefill", "decode")
+WORKER = ("num_workers", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+"""Columns of one side."""
+
 Key = tuple[str, str, str, str, int, int]
+Point = tuple[Key, float, float, float]
+"""A key with clients and GPUs of both workers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +80,8 @@ def is_its(row: pd.Series) -> bool:
 def completed(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with what is published of their deployments: columns as in the public sample, and `drafts`, `cache_bytes`,
     `chunk_tokens`, `max_sequences`, `poll_steps`, `fill_steps`, `open` (1: several deployments fit)."""
-    filled = pd.DataFrame([_filled(row) for _, row in rows.iterrows()], index=rows.index)
+    donors = _donors(rows)
+    filled = pd.DataFrame([_filled(row, donors) for _, row in rows.iterrows()], index=rows.index)
     made = rows.copy()
     for name in map(str, filled):
         made[name] = filled[name].combine_first(rows[name].astype(float)) if name in rows else filled[name]
@@ -87,7 +94,20 @@ def clients_of(row: pd.Series) -> float:
     return float(said) if said.isdigit() else 0.0
 
 
-def _filled(row: pd.Series) -> dict[str, float]:
+def _donors(rows: pd.DataFrame) -> dict[Point, list[dict[str, float]]]:
+    """Point → the deployments that rows tell of it, each once."""
+    found: dict[Point, list[dict[str, float]]] = {}
+    names = [f"{side}_{name}" for side in SIDES for name in WORKER]
+    if set(names) <= set(rows):
+        for _, row in rows[rows[names].notna().all(axis=1)].iterrows():
+            told = {name: float(row[name]) for name in names}
+            gpus = (told[f"{side}_tp_size"] * told[f"{side}_attention_dp_size"] for side in SIDES)
+            known = found.setdefault((_key(row), clients_of(row), *gpus), []) if is_its(row) else []
+            known += [] if told in known else [told]
+    return found
+
+
+def _filled(row: pd.Series, donors: Mapping[Point, list[dict[str, float]]]) -> dict[str, float]:
     """Columns to fill in: of the deployment where the row leaves it open, and what its launch scripts set."""
     if not is_its(row):
         return {}
@@ -103,7 +123,8 @@ def _filled(row: pd.Series) -> dict[str, float]:
     if drafted is not None:
         found = [run for run in found if bool(run.drafts) is drafted] or found
     if not found:
-        return made
+        told = donors.get((_key(row), clients, float(row["prefill_tp_size"]), float(row["decode_tp_size"])), [])
+        return made | ({**told[0], "drafts": 0.0, "open": float(len(told) > 1)} if told else {})
     run = found[0]
     made |= {"drafts": float(run.drafts), "open": float(len(found) > 1)}
     for side, workers, layout in (("prefill", run.prefill_workers, run.prefill), ("decode", run.decode_workers, run.decode)):  # fmt: skip

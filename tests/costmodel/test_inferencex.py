@@ -63,6 +63,15 @@ def test_launch_scripts_say_cache_chunk_and_how_long_prompts_wait() -> None:
     assert hopper.cache_bytes == 2
 
 
+def test_rows_of_the_database_tell_of_the_same_points() -> None:
+    said = {"prefill_num_workers": 2.0, "decode_num_workers": 6.0, "prefill_attention_dp_size": 8, "prefill_tp_size": 1}
+    told = row(31, **said, silicon_data_source="db-dump/x; silicon_concurrency=31")
+    found = completed(pd.DataFrame([told, row(31), row(30)]))
+    assert found["decode_num_workers"].tolist()[:2] == [6, 6]
+    assert found["prefill_attention_dp_size"].tolist()[:2] == [8, 8]
+    assert pd.isna(found["decode_num_workers"][2])
+
+
 def test_rows_of_others_are_left_alone() -> None:
     others = pd.DataFrame([row(8, silicon_data_source="somebody; silicon_concurrency=8")])
     pd.testing.assert_frame_equal(completed(others), others)
