@@ -39,7 +39,7 @@ def work_on_another_stream(place: Place) -> Figures:
     """What nothing waits for is not between the events, but within the clock's time: the judge sees both."""
     place.needs_gpu("no streams")
     a = torch.randn(8192, 8192, device=place.device, dtype=torch.bfloat16)
-    other = torch.cuda.Stream(a.device)
+    other = torch.cuda.Stream(a.device)  # type: ignore[no-untyped-call]
     finish = device_marks(a.device)
     start = time.perf_counter()
     with torch.cuda.stream(other):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -57,7 +58,7 @@ def stale_graph(place: Place) -> Figures:
         loaded.install(GRAPHED)
         side = loaded.program._loaded("candidate", 0)
         before, _ = loaded.window("candidate", 0)
-        weight = side.net.modules["model.norm"].weight
+        weight: Any = side.net.modules["model.norm"].weight
         held, weight.data = weight.data, 2 * weight.data
         assert side.graphs is not None
         side.graphs._addresses = addresses(side)  # a comparison that sees nothing
@@ -79,7 +80,7 @@ def moved_address(place: Place) -> Figures:
     with _loaded(place) as loaded:
         loaded.install(GRAPHED)
         side = loaded.program._loaded("candidate", 0)
-        weight = side.net.modules["model.norm"].weight
+        weight: Any = side.net.modules["model.norm"].weight
         held, weight.data = weight.data, weight.data.clone()
         first, second = (loaded.window("candidate", 1)[1].compile_events for _ in range(2))
         weight.data = held

@@ -91,7 +91,8 @@ def leaked_tensors(place: Place) -> Figures:
     held = [torch.zeros(64 << 20, dtype=torch.uint8, device=device)]
     cycle: list[object] = [torch.zeros(64 << 20, dtype=torch.uint8, device=device)]
     cycle.append(cycle)
-    with torch.cuda.stream(torch.cuda.Stream(device)):  # another stream's workspace for products
+    other = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(other):  # its workspace for products is its own
         torch.ones(256, 256, device=device) @ torch.ones(256, 256, device=device)
     del cycle
     grown = allocated_bytes(device) - before
