@@ -176,7 +176,9 @@ def _try(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser = commands.add_parser(
         "try", help="one part, candidate or setting through the search's own judge, gates and ledger"
     )
-    parser.add_argument("path", nargs="?", metavar="PATH", help="part (.py file or folder) or candidate folder")
+    parser.add_argument(
+        "path", nargs="?", metavar="PATH", help="part (.py file, folder, or a built-in one's name) or candidate folder"
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="K=V", dest="settings", help="engine setting; repeatable"
     )

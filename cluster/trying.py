@@ -23,7 +23,7 @@ from hotpass.parts import declaration, read_part
 from hotpass.records.candidate import AS_LOADED, Candidate, PartUse, Proposal, Value
 from hotpass.records.measurement import Attempt, Purpose, Verdict
 from hotpass.settings import check_setting
-from search.catalogue import applicable
+from search.catalogue import applicable, find_part
 from search.proposers import lowest_tier
 from search.space import make_candidate
 
@@ -53,13 +53,15 @@ class Tried:
 
 
 def make_wanted(path: str | None, settings: Sequence[str], params: Sequence[str], dtype: str) -> Candidate:
-    """The candidate that a person means: a part or candidate folder, with settings on top. Raises InputError."""
+    """The candidate that a person means: a part or candidate folder, or a built-in part's name, with settings on top. Raises InputError."""
     bound = dict(check_pair(text) for text in settings)
     if path is None:
         if params:
             raise InputError("--param", params[0], "has no part that it belongs to", "give the part's path first")
         if not bound:
-            raise InputError("try", "", "has nothing to try", "give a part's path, a candidate folder, or --set K=V")
+            raise InputError(
+                "try", "", "has nothing to try", "give a part's path or name, a candidate folder, or --set K=V"
+            )
         return make_candidate((), bound, dtype)
     place = Path(path)
     if (place / "candidate.toml").is_file():
@@ -67,7 +69,8 @@ def make_wanted(path: str | None, settings: Sequence[str], params: Sequence[str]
         if params:
             raise InputError("--param", params[0], "cannot change a candidate folder", "edit its candidate.toml")
         return make_candidate(candidate.parts, {**candidate.settings, **bound}, dtype, candidate.parallelism)
-    source = read_part(place)
+    is_path = place.exists() or place.suffix == ".py" or place.parent != Path()
+    source = read_part(place) if is_path else find_part(path)
     declared = declaration(source)
     use: PartUse = declared.bind(source, dict(_param(text, declared.params) for text in params))
     return make_candidate((use,), bound, dtype)

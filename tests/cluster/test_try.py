@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from cluster.cli import main
+from cluster.trying import make_wanted
+from hotpass.errors import InputError
 from tests.cluster.campaigns import part
 from tests.cluster.test_cli import FAKE as CAMPAIGN
 from tests.cluster.test_cli import last_line
@@ -88,3 +90,14 @@ def test_a_setting_of_the_serving_loop_is_tried_by_replays(tmp_path: Path, capsy
     assert (line["purpose"], line["verdict"]) == ("cold", "faster")
     tiers = {row.attempt.tier for row in read_state(folder).search_attempts()}
     assert tiers == {"slow"}
+
+
+def test_a_built_in_part_is_tried_by_its_name(tmp_path: Path) -> None:
+    wanted = make_wanted("traced", ["threads=1"], ["optimize=true"], "float32")
+    assert [(use.source.name, dict(use.params)) for use in wanted.parts] == [("traced", {"optimize": True})]
+    assert wanted.settings == {"threads": 1}
+    with pytest.raises(InputError, match="did you mean 'traced'"):
+        make_wanted("tracd", [], [], "float32")
+    for path in ("absent.py", str(tmp_path / "absent")):
+        with pytest.raises(InputError, match="does not exist"):
+            make_wanted(path, [], [], "float32")
