@@ -2,8 +2,8 @@
 
     python -m benchmarks.bench_fast_tier [--rounds 24]
 
-1. The noise of a round (as loaded against itself, and a fast candidate against itself), and with it the rounds and seconds that a 5 %
-   effect takes at 80 % power by the sequential test at alpha 2 %.
+1. The noise of a round (as loaded against itself, and a fast candidate against itself), and with it the rounds, pairs of windows (two a
+   row in a round) and seconds that a 5 % effect takes at 80 % power by the sequential test at alpha 2 %.
 2. Kendall's tau between the fast tier (fixed rows) and the slow tier (replayed chat traffic) over parts of the catalogue, each paired
    with the same incumbent.
 
@@ -31,6 +31,8 @@ from hotpass.traffic import read_traffic
 from hotpass.traffic.shapes import shape_table
 
 EFFECT, ALPHA, POWER = math.log(1.05), 0.02, 0.8
+PAIRS_A_ROUND = 2
+"""Of windows for each row: a block is ABBA or BAAB."""
 RANKED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("cpp-model", {"weights_as": "gguf"}),
     ("cpp-model", {"weights_as": "fp32"}),
@@ -67,15 +69,18 @@ def _noise(engine: DecoderEngine, deployment: Deployment, candidate: Candidate, 
     sigma = statistics.stdev(ratios)
     needed = rounds_for(EFFECT, sigma, ALPHA, POWER)
     per_round = seconds / len(ratios)
+    pairs = needed * PAIRS_A_ROUND * len(deployment.shapes.rows)
     found = {
         "sigma": sigma,
         "bias": statistics.mean(ratios),
         "seconds_a_round": per_round,
         "rounds_for_5_percent": needed,
+        "pairs_for_5_percent": pairs,
         "seconds_for_5_percent": needed * per_round,
     }
     _say(
-        f"{candidate.label}: sigma {sigma:.4f} a round of {per_round:.2f} s; a 5 % effect takes {needed} rounds, {needed * per_round:.0f} s"
+        f"{candidate.label}: sigma {sigma:.4f} a round of {per_round:.2f} s; a 5 % effect takes {needed} rounds, "
+        f"{pairs} pairs, {needed * per_round:.0f} s"
     )
     return found
 
