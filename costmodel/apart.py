@@ -69,7 +69,8 @@ def _split_record(
     spread = grid.spread("tpot", d)
     rate = float(split.requests_per_s[i])
     in_gpus, out_gpus = int(grid.layout.gpus[p]) * np_, int(grid.layout.gpus[d]) * nd
-    cost = cost_of(asked, total, rate, grid.load, in_gpus / total, out_gpus / total)
+    each = Interval.around(float(per_gpu[i]), spread)
+    cost = cost_of(asked, total, rate, grid.load, in_gpus / total, out_gpus / total, each)
     source = max(int(grid.sources[d]), int(grid.sources[p]))
     return Plan(
         name=f"prefill {np_}x({grid.layout.label(p)}) decode {nd}x({grid.layout.label(d)}) c{int(grid.concurrency[d])}",
@@ -84,7 +85,7 @@ def _split_record(
         ttft_ms=Interval.around(float(split.ttft_s[i]) * 1e3, grid.spread("ttft", p)),
         tpot_ms=Interval.around(float(split.tpot_s[i]) * 1e3, spread),
         tokens_per_s_per_user=Interval.around(1 / float(split.tpot_s[i]), spread),
-        tokens_per_s_per_gpu=Interval.around(float(per_gpu[i]), spread),
+        tokens_per_s_per_gpu=each,
         memory_gb_per_gpu=float(max(grid.memory.total[p], grid.memory.total[d])) / 1e9,
         cost_per_million_input=cost[0],
         cost_per_million_output=cost[1],

@@ -121,7 +121,8 @@ class Grid:
         tokens = float(self.steady.tokens_per_s(self.load)[i])
         tpot = float(self.tpot[i])
         share = float(self.steady.prefill_share[i])
-        cost = cost_of(asked, gpus, float(self.steady.requests_per_s[i]), self.load, share, 1 - share)
+        rate = self.interval("rate", i, tokens / gpus, asked)
+        cost = cost_of(asked, gpus, float(self.steady.requests_per_s[i]), self.load, share, 1 - share, rate)
         unvalidated = [name for name in ("pp", "dcp") if getattr(self.layout, name)[i] > 1]
         return Plan(
             name=self.name(i),
@@ -136,7 +137,7 @@ class Grid:
             ttft_ms=self.interval("ttft", i, float(self.ttft[i]), asked),
             tpot_ms=self.interval("tpot", i, tpot, asked),
             tokens_per_s_per_user=self.interval("rate", i, 1e3 / tpot, asked),
-            tokens_per_s_per_gpu=self.interval("rate", i, tokens / gpus, asked),
+            tokens_per_s_per_gpu=rate,
             memory_gb_per_gpu=float(self.memory.total[i]) / 1e9,
             cost_per_million_input=cost[0],
             cost_per_million_output=cost[1],
@@ -164,10 +165,15 @@ def points(kinds: Layout, machine: Machine, asked: Asked) -> tuple[NDArray[np.in
 
 
 def cost_of(
-    asked: Asked, gpus: float, requests_per_s: float, load: Load, for_input: float, for_output: float
-) -> tuple[float | None, float | None]:
-    """Price of a million tokens: the accelerators' time is charged to input and output by the time that prefill and decode take."""
+    asked: Asked, gpus: float, requests_per_s: float, load: Load, for_input: float, for_output: float, rate: Interval
+) -> tuple[Interval | None, Interval | None]:
+    """Price of a million tokens: the accelerators' time is charged to input and output by the time that prefill and decode take; a
+    slower `rate` costs more in proportion."""
     if asked.price_per_gpu_hour is None:
         return None, None
     per_request = asked.price_per_gpu_hour / 3600 * gpus / requests_per_s
-    return per_request * for_input / load.input_tokens * 1e6, per_request * for_output / load.output_tokens * 1e6
+    costs = per_request * for_input / load.input_tokens * 1e6, per_request * for_output / load.output_tokens * 1e6
+    first, second = (
+        Interval(value=cost, low=cost * rate.value / rate.high, high=cost * rate.value / rate.low) for cost in costs
+    )
+    return first, second

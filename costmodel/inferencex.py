@@ -101,8 +101,8 @@ def _donors(rows: pd.DataFrame) -> dict[Point, list[dict[str, float]]]:
     if set(names) <= set(rows):
         for _, row in rows[rows[names].notna().all(axis=1)].iterrows():
             told = {name: float(row[name]) for name in names}
-            gpus = (told[f"{side}_tp_size"] * told[f"{side}_attention_dp_size"] for side in SIDES)
-            known = found.setdefault((_key(row), clients_of(row), *gpus), []) if is_its(row) else []
+            first, second = (told[f"{side}_tp_size"] * told[f"{side}_attention_dp_size"] for side in SIDES)
+            known = found.setdefault((_key(row), clients_of(row), first, second), []) if is_its(row) else []
             known += [] if told in known else [told]
     return found
 

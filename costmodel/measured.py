@@ -90,10 +90,19 @@ def predict_rows(rows: pd.DataFrame, graph_for: Callable[[str], ModelGraph] = lo
     made = pd.DataFrame(index=rows.index)
     made["refused"] = ""
     facts = completed(rows).apply(_facts, axis=1, result_type="expand")
+    unknown: dict[str, str] = {}  # looked for once: the hub may take long to say so
     for _, group in facts.groupby(["model", "system", "backend", "weights"], sort=False):
         first = group.iloc[0]
+        if first.model in unknown:
+            made.loc[group.index, "refused"] = unknown[first.model]
+            continue
         try:
-            graph = with_formats(graph_for(first.model), None if first.weights == "shipped" else first.weights)
+            plain = graph_for(first.model)
+        except InputError as error:
+            made.loc[group.index, "refused"] = unknown[first.model] = str(error)
+            continue
+        try:
+            graph = with_formats(plain, None if first.weights == "shipped" else first.weights)
             machine = named_machine(first.system)
         except InputError as error:
             made.loc[group.index, "refused"] = str(error)
@@ -258,8 +267,8 @@ def _room(part: pd.DataFrame, graph: ModelGraph, source: Roofline, layout: Layou
             graph, taken, concurrency=taken.dp.astype(float), kv_bytes=cache, chunk_tokens=CHUNK_TOKENS, reserved_bytes=0.0,
             context=isl + osl * (1.0 if rows.backend.iloc[0] == "trtllm" else 0.5),
         )  # fmt: skip
-        free = USED_SHARE * source.machine.memory_bytes - memory.weights - memory.working
-        found[at] = free / np.maximum(memory.cache, 1.0)
+        used = USED_SHARE * source.machine.memory_bytes
+        found[at] = (used - memory.weights - memory.working) / np.maximum(memory.cache, 1.0)
     return np.minimum(np.maximum(np.floor(found), 1.0), part.most.to_numpy(float) / layout.dp)
 
 
@@ -315,8 +324,7 @@ def _apart(part: pd.DataFrame, graph: ModelGraph, source: Roofline) -> dict[str,
     priced = _priced(part, graph, source, decode_layout, prefill_layout)
     if any(layer.attention and layer.attention.kind is not AttentionKind.GQA for _, layer in graph.layers):
         open_ = ((part.d_settled == 0) & (part.d_dp == 1) & (part.d_tp > 1)).to_numpy()
-        other_layout = _layout(part, "d", data_parallel=open_)
-        other = _priced(part, graph, source, other_layout, prefill_layout)
+        other = _priced(part, graph, source, _layout(part, "d", data_parallel=open_), prefill_layout)
         if ((other.decode_s < priced.decode_s) & open_).any():
             better = (other.decode_s < priced.decode_s) & open_
             decode_layout = _layout(part, "d", data_parallel=better)
@@ -331,7 +339,7 @@ def _apart(part: pd.DataFrame, graph: ModelGraph, source: Roofline) -> dict[str,
     queue = queue_wait(sent, service, answer_s)
     burst = BURST_SHARE * 0.5 * (sent - 1.0) * service
     each = clients / workers / decode_layout.dp
-    queue = queue + np.maximum(_outside(priced, each, priced.prefill_s + answer_s) - queue, 0.0)
+    queue = np.maximum(queue, _outside(priced, each, priced.prefill_s + answer_s))
     gpus = prefill_layout.gpus * np.maximum(senders, 1.0) + decode_layout.gpus * workers
     return {
         "tpot_ms": 1e3 * priced.decode_s / priced.accepted,

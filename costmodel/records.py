@@ -90,9 +90,9 @@ class Plan:
     tokens_per_s_per_gpu: Interval
     """Output tokens."""
     memory_gb_per_gpu: float
-    cost_per_million_input: float | None
-    cost_per_million_output: float | None
-    """The accelerators' price, charged by the time that prefill and decode take; None without a price."""
+    cost_per_million_input: Interval | None
+    cost_per_million_output: Interval | None
+    """The accelerators' price, charged by the time that prefill and decode take; as wide as the rate. None without a price."""
     source: str
     """The weakest source of a tenth or more of a step."""
     unvalidated: tuple[str, ...]
@@ -156,9 +156,10 @@ class PlanResult:
                 row |= {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
             row |= {
                 "memory_gb_per_gpu": made.memory_gb_per_gpu,
-                "cost_per_million_input": made.cost_per_million_input,
-                "cost_per_million_output": made.cost_per_million_output,
                 "source": made.source,
             }
+            for name in ("cost_per_million_input", "cost_per_million_output"):
+                cost: Interval | None = getattr(made, name)
+                row |= {name: cost and cost.value, f"{name}_low": cost and cost.low, f"{name}_high": cost and cost.high}
             rows.append(row)
         return pd.DataFrame(rows)

@@ -166,7 +166,7 @@ def table(result: PlanResult, top: int) -> list[str]:
     head = ["", "GPUs", "TTFT ms", "TPOT ms", "tok/s/user", "tok/s/GPU", "GB/GPU"]
     rows = [[*head, *(("per M in", "per M out") if priced else ()), "source", "plan"]]
     for rank, made in enumerate(result.plans[:top], 1):
-        costs = [f"{made.cost_per_million_input:.3f}", f"{made.cost_per_million_output:.3f}"] if priced else []
+        costs = [span(cost, 3) for cost in (made.cost_per_million_input, made.cost_per_million_output) if cost]
         note = f" ({', '.join(made.unvalidated)} unvalidated)" if made.unvalidated else ""
         figures = (made.ttft_ms, made.tpot_ms, made.tokens_per_s_per_user, made.tokens_per_s_per_gpu)
         memory = f"{made.memory_gb_per_gpu:.1f}"
@@ -181,7 +181,7 @@ def table(result: PlanResult, top: int) -> list[str]:
     ]
 
 
-def span(interval: Interval) -> str:
+def span(interval: Interval, digits: int = 1) -> str:
     """As `12.3 [9.8 15.4]`."""
-    digits = 1 if interval.value < 1000 else 0
+    digits = digits if interval.value < 1000 else 0
     return f"{interval.value:.{digits}f} [{interval.low:.{digits}f} {interval.high:.{digits}f}]"

@@ -68,6 +68,19 @@ def test_impossible_rows_are_refused_with_a_reason(dense: ModelGraph) -> None:
     assert sum(found.refused.values()) == 2
 
 
+def test_a_model_that_nobody_has_is_looked_for_once() -> None:
+    asked: list[str] = []
+
+    def nowhere(name: str) -> ModelGraph:
+        asked.append(name)
+        raise InputError("--model", name, "could not be fetched", "give a config.json")
+
+    rows = rows_of(["a"], [1.0], count=4)
+    rows.loc[:1, "system"] = "h100_sxm"
+    assert predict_rows(rows, nowhere)["refused"].str.contains("could not be fetched").all()
+    assert asked == ["a"]
+
+
 def test_products_of_ranks_are_read_as_one_group(routed: ModelGraph) -> None:
     rows = rows_of(["a"], [1.0], count=2)
     rows[["tp_size", "moe_tp_size", "moe_ep_size"]] = [64, 8, 8]

@@ -68,9 +68,11 @@ def test_costs_are_the_accelerators_time(dense: ModelGraph, machine: Machine) ->
     best = plan(dense, machine, LOAD, replace(QUICK, price_per_gpu_hour=3.6)).plans[0]
     assert best.cost_per_million_input is not None
     assert best.cost_per_million_output is not None
-    per_request = (best.cost_per_million_input * 1024 + best.cost_per_million_output * 256) / 1e6
+    per_request = (best.cost_per_million_input.value * 1024 + best.cost_per_million_output.value * 256) / 1e6
     requests_per_gpu = best.tokens_per_s_per_gpu.value / 256
     assert per_request == pytest.approx(3.6 / 3600 / requests_per_gpu)
+    cost, rate = best.cost_per_million_output, best.tokens_per_s_per_gpu
+    assert (cost.low * rate.high, cost.high * rate.low) == pytest.approx((cost.value * rate.value,) * 2)
     assert plan(dense, machine, LOAD, QUICK).plans[0].cost_per_million_input is None
 
 
