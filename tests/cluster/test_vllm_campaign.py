@@ -1,27 +1,33 @@
-"""A campaign on a live vLLM with a tiny model: the catalogue's parts for its tree, from `compile` to the result."""
+"""A live vLLM as commands: a campaign on a tiny model with the catalogue's parts for its tree, and what is refused."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from cluster.cli import main
+from cluster.commands.profile import _profiled
 from cluster.journal import read_state
 from engines import probe
 from engines.prepare.tiny import make_tiny_model
 from engines.vllm.environment import find_python
+from engines.vllm_engine import VllmEngine
 from hotpass.errors import InputError
+from hotpass.records.candidate import AS_LOADED
 from hotpass.records.deployment import HardwareRef
 from hotpass.records.measurement import Verdict
+from tests.cluster.campaigns import make_plan
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 MACHINE = HardwareRef(
     name="cpu:test", device="cpu", num_devices=1, isa=("avx2",), last_level_cache_bytes=1 << 25, memory_bytes=1 << 33
 )
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_catalogues_parts_are_tried_on_vllms_own_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -34,13 +40,20 @@ def test_the_catalogues_parts_are_tried_on_vllms_own_tree(
     monkeypatch.setattr(probe, "probe_hardware", lambda device="auto": MACHINE)
     make_tiny_model(tmp_path / "model", layers=2, hidden=128, heads=4, kv_heads=2, max_context=256)
     given = ["--engine", "vllm", "--model", "model", "--traffic", "chat", "--requests", "200", "--threads", "1"]
-    short = ["--budget", "50s", "--max-attempts", "3", "--no-baselines", "--no-ray", "--quiet", "--out", "c"]
+    short = ["--budget", "10m", "--max-attempts", "3", "--no-baselines", "--no-ray", "--quiet", "--out", "c"]
     assert main(["compile", *given, *short]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["verdict"] in ("faster", "none"), result
+    assert result["attempts"] == 3
     state = read_state(tmp_path / "c")
     tried = [row.attempt for row in state.search_attempts()]
-    assert len(tried) >= 2, "no budget is so short, nor machine so busy"
     assert {info.label.partition("(")[0] for info in state.candidates.values()} >= {"vllm-norm", "vllm-mlp"}
-    judged = {Verdict.FASTER, Verdict.SLOWER, Verdict.INCONCLUSIVE}
-    assert {attempt.verdict for attempt in tried} <= judged, [attempt.reason for attempt in tried]
+    wrong = {Verdict.INCORRECT, Verdict.FAILED}
+    assert not {attempt.verdict for attempt in tried} & wrong, [attempt.reason for attempt in tried]
+
+
+def test_a_profile_is_refused_with_the_reason(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, engine="vllm")
+    with pytest.raises(
+        InputError, match=r"'vllm' cannot be profiled: vLLM keeps packed weights .*use --engine decoder"
+    ):
+        _profiled(VllmEngine(python=sys.executable), plan, AS_LOADED, 1.0, "")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -32,8 +33,17 @@ def python() -> str:
 @pytest.fixture(scope="session")
 def wide_model(tmp_path_factory: pytest.TempPathFactory) -> ModelRef:
     """Four layers, heads of 32."""
-    folder = tmp_path_factory.mktemp("wide")
-    made = make_tiny_model(folder / "model", layers=4, hidden=128, heads=4, kv_heads=2)
+    return _model(tmp_path_factory.mktemp("wide"), layers=4)
+
+
+@pytest.fixture(scope="session")
+def shallow_model(tmp_path_factory: pytest.TempPathFactory) -> ModelRef:
+    """The same with two layers: compilers take time for each."""
+    return _model(tmp_path_factory.mktemp("shallow"), layers=2)
+
+
+def _model(folder: Path, layers: int) -> ModelRef:
+    made = make_tiny_model(folder / "model", layers=layers, hidden=128, heads=4, kv_heads=2)
     return prepare_model(str(made), cache_dir=folder / "cache")
 
 
