@@ -60,9 +60,13 @@ def microbench(out: Path, *, threads: int | None = None, seconds: float = 120.0)
         raise InputError("--out", out, "is no .parquet file", "name it so")
     count = threads or usable_cores()
     command = [sys.executable, "-m", "engines.microbench", str(out), "--threads", str(count), "--seconds", str(seconds)]
-    done = subprocess.run(
-        command, env=process_environment(count), capture_output=True, text=True, timeout=3 * seconds + 120
-    )
+    limit = 3 * seconds + 240
+    try:
+        done = subprocess.run(
+            command, env=process_environment(count), capture_output=True, text=True, timeout=limit
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise MachineError(f"the microbenchmark did not end within {limit:.0f} s: run it on an idle machine") from None
     if done.returncode != 0:
         raise MachineError(f"the microbenchmark failed: {done.stderr.strip()[-500:]}")
     return out
