@@ -28,9 +28,10 @@ WATCHED_MODULES = ("torch.nn.functional", "torch", "time", "torch.cuda", "transf
 ENGINE_MODULES = (
     "engines.decoder.proof", "engines.decoder.structure",
     "engines.child", "engines.wire", "engines.decoder.attention", "engines.decoder.batch", "engines.decoder.fingerprint",
-    "engines.decoder.install", "engines.decoder.kv", "engines.decoder.program", "engines.decoder.reference", "engines.decoder.serve",
-    "engines.decoder.side", "engines.decoder.windows", "engines.module.inputs", "engines.module.outputs", "engines.module.program",
-    "engines.module.side",
+    "engines.decoder.install", "engines.decoder.kv", "engines.decoder.placing", "engines.decoder.program", "engines.decoder.reference",
+    "engines.decoder.serve", "engines.decoder.side", "engines.decoder.windows", "engines.module.inputs", "engines.module.outputs",
+    "engines.module.program", "engines.module.side", "engines.vllm.compiled", "engines.vllm.extension", "engines.vllm.program",
+    "engines.vllm.rows", "engines.vllm.serving", "engines.vllm.step", "engines.vllm.steps", "engines.vllm.tree",
 )  # fmt: skip
 """Those that run, count and check a candidate: in them whatever may be replaced is watched, and the methods of their classes."""
 
