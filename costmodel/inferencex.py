@@ -102,8 +102,9 @@ def _donors(rows: pd.DataFrame) -> dict[Point, list[dict[str, float]]]:
         for _, row in rows[rows[names].notna().all(axis=1)].iterrows():
             told = {name: float(row[name]) for name in names}
             first, second = (told[f"{side}_tp_size"] * told[f"{side}_attention_dp_size"] for side in SIDES)
-            known = found.setdefault((_key(row), clients_of(row), first, second), []) if is_its(row) else []
-            known += [] if told in known else [told]
+            point: Point = (_key(row), clients_of(row), first, second)
+            if is_its(row) and told not in found.setdefault(point, []):
+                found[point].append(told)
     return found
 
 
