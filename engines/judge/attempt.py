@@ -24,7 +24,7 @@ from engines.judge.install import Installer
 from engines.judge.pairing import Alternating, OwnProcesses, Pair, SideBySide, derived_sizes, pairing_within
 from engines.judge.reloads import can_be_proven, prove_reload
 from engines.judge.replay_rounds import ReplayRounds
-from engines.judge.rounds import Place, Plan, Rounds
+from engines.judge.rounds import BRIEF_ROUNDS, Place, Plan, Rounds
 from engines.judge.underway import Attempt
 from engines.program import CandidateFailed, Fingerprint, ReplayRequest
 from engines.stable import PairChild, Stable, born, machine_fault
@@ -246,7 +246,8 @@ class Judge:
         loaded = assignment.incumbent == AS_LOADED
         rng = self._rng(attempt, "pool")
         plan = self._stable.plan(places, source, rng, pool=attempt.pool, incumbent_is_loaded=loaded)
-        return replace(plan, alone_seconds=attempt.alone.seconds())
+        brief = BRIEF_ROUNDS if assignment.purpose is Purpose.SEARCH else 0
+        return replace(plan, alone_seconds=attempt.alone.seconds(), brief_rounds=brief)
 
     def _restore(self, attempt: Attempt, pair_child: PairChild) -> None:
         """Both sides as loaded, then the proof; without it the child is replaced."""

@@ -3,8 +3,8 @@
     round ─► for each cut, row: coin ─► four windows ─► MeasuredBlock, OutputChecks ─► log ratio of weighted sums ─► test
 
 The order of each block is a coin's; the order of sides within it (ABBA, BAAB) cancels a linear drift. A row whose windows are long for
-what they decide has two a round (AB, BA), whose drift the coins cancel over rounds; so the time goes where the noise is. Times are
-steps' means over a window.
+what they decide has two a round (AB, BA), whose drift the coins cancel over rounds; so the time goes where the noise is. The first rounds of
+a search are like that on every row: most candidates are far behind, and half the windows say so. Times are steps' means over a window.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ from hotpass.stats import SequentialTest, weighted_round
 
 ORDERS = ("ABBA", "BAAB")
 BRIEF_ORDERS = ("AB", "BA")
+BRIEF_ROUNDS = 3
+"""Of a search: as many as the least that have an interval. Their spread is larger by a root of two, which the sequential test bears: its
+error rate stays below the stated one (simulated in the tests of `hotpass.stats`)."""
+BEHIND = ("slower", "hopeless")
+"""Decisions after which nothing more is asked of a candidate."""
 SIDES = {"A": Side.INCUMBENT, "B": Side.CANDIDATE}
 
 Place = tuple[int, int]
@@ -68,6 +73,8 @@ class Plan:
     """True when the incumbent is the deployment as loaded, whose answers to pool sets are known bit for bit."""
     brief_rows: Collection[int] = ()
     """Rows that have a window a side and round instead of two."""
+    brief_rounds: int = 0
+    """So many rounds, the first, have a window a side on every row."""
     alone_seconds: Mapping[Place, float] = field(default_factory=dict)
     """A step of the incumbent beside itself; its windows are waited for until the deadline where that is not known."""
     slowed: Callable[[], Sequence[str]] = tuple
@@ -100,8 +107,17 @@ class Rounds:
                 break
             test.add(self._steady_round(len(test.values), deadline))
             longest = max(longest, time.monotonic() - start)
+        if test.decision() not in BEHIND:
+            self._check_more(min(self._plan.brief_rounds, len(test.values)), deadline)
         self.finish_checks(deadline)
         return test
+
+    def _check_more(self, windows: int, deadline: float) -> None:
+        """The windows that brief rounds left out, compared and not kept as times: what is not behind is looked at as closely as ever."""
+        for _ in range(windows):
+            for place in self._plan.places:
+                if place[1] not in self._plan.brief_rows:
+                    self._window(Side.CANDIDATE, place, deadline)
 
     def round(self, index: int, deadline: float) -> float:
         """One block on every place; the log ratio of the deployment-weighted sums."""
@@ -123,7 +139,8 @@ class Rounds:
     def block(self, place: Place, index: int, deadline: float) -> MeasuredBlock:
         """Windows of both sides on one row of one cut."""
         cut, row = place
-        order = self._rng.choice(BRIEF_ORDERS if row in self._plan.brief_rows else ORDERS)
+        brief = row in self._plan.brief_rows or index < self._plan.brief_rounds
+        order = self._rng.choice(BRIEF_ORDERS if brief else ORDERS)
         taken: dict[Side, list[Window]] = {Side.INCUMBENT: [], Side.CANDIDATE: []}
         for letter in order:
             taken[SIDES[letter]].append(self._window(SIDES[letter], place, deadline))

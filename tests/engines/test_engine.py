@@ -6,6 +6,7 @@ import math
 import re
 import statistics
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from hotpass.decode import json_safe
 from hotpass.errors import EngineDied, InputError, MachineError
 from hotpass.records.candidate import Candidate
 from hotpass.records.deployment import Deployment
-from hotpass.records.measurement import FailureKind, Pairing, Purpose, Side, Stopping, Tier
+from hotpass.records.measurement import FailureKind, MeasuredBlock, Pairing, Purpose, Side, Stopping, Tier
 from tests.engines.conftest import ROWS, assignment, candidate, open_files, toy_engine
 
 HONEST = candidate("return reference(tokens, summaries)")
@@ -36,6 +37,12 @@ def descendants() -> set[psutil.Process]:
     return set(psutil.Process().children(recursive=True))
 
 
+def steps_asked(blocks: Sequence[MeasuredBlock]) -> set[int]:
+    """Of the candidate: those that were timed, or, where it is not behind, also those that brief rounds left out."""
+    timed = sum(block.order.count("B") * block.steps_per_window for block in blocks)
+    return {timed, sum(2 * block.steps_per_window for block in blocks)}
+
+
 def test_an_honest_copy_is_measured_checked_and_left_clean(toy: DecoderEngine, deployment: Deployment) -> None:
     result = toy.measure(assignment(deployment, HONEST))
     assert result.failure is None
@@ -46,8 +53,8 @@ def test_an_honest_copy_is_measured_checked_and_left_clean(toy: DecoderEngine, d
     assert {block.layers for block in result.blocks} == {4}
     assert {check.against for check in result.checks} == {"reference", "incumbent"}
     assert all(check.bit_equal and check.max_abs == 0.0 for check in result.checks)
-    windows = sum(2 * block.steps_per_window for block in result.blocks)
-    assert result.activation == {"model": windows}
+    assert result.activation.keys() == {"model"}
+    assert result.activation["model"] in steps_asked(result.blocks)
     assert result.weights_unchanged
     assert result.simulated is False
     assert 0.0 < min(block.child_clock_ratio for block in result.blocks) <= 1.02
@@ -58,7 +65,7 @@ def test_every_candidate_window_is_compared_with_the_incumbent(toy: DecoderEngin
     for row in ROWS:
         blocks = [block for block in result.blocks if block.row == row]
         (check,) = [c for c in result.checks if c.against == "incumbent" and c.row == row]
-        assert check.positions == sum(2 * block.steps_per_window * row.num_seqs for block in blocks)
+        assert check.positions in {steps * row.num_seqs for steps in steps_asked(blocks)}
 
 
 def test_the_reference_checks_use_each_pool_set_once(toy: DecoderEngine, deployment: Deployment) -> None:

@@ -53,6 +53,19 @@ def test_false_claims_stay_below_alpha_over_all_looks(sigma: float) -> None:
     assert (found.get("faster", 0) + found.get("slower", 0)) / 1500 <= 0.05
 
 
+def test_false_claims_stay_below_alpha_when_the_first_rounds_are_brief() -> None:
+    """Three rounds of half the windows: a spread larger by a root of two (`engines.judge.rounds.BRIEF_ROUNDS`)."""
+    import numpy as np
+
+    rng, false = np.random.default_rng(4), 0
+    for _ in range(1000):
+        test = SequentialTest(Stopping(alpha=0.05, max_rounds=40, half_width=1e-9, equal_margin=0.0))
+        while (decision := test.decision()) is None:
+            test.add(rng.normal(0, 0.03) * (math.sqrt(2) if len(test.values) < 3 else 1.0))
+        false += decision in ("faster", "slower")
+    assert false / 1000 <= 0.05
+
+
 def test_a_naive_test_at_every_look_would_not() -> None:
     """The same simulation with a fixed-sample t interval claims far too often: what the e-process is for."""
     import numpy as np

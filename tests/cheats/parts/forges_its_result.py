@@ -1,6 +1,6 @@
 """Writes a reply of its own onto the socket, before the work is done.
 
-Rejected: failed|incorrect: reply is to another window|non-finite|sent
+Rejected: failed|incorrect: reply is to another window|does not say whose it is|non-finite|sent
 """
 
 import gc

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -36,6 +36,7 @@ KV = KvPlan(
     steps_per_window=(2, 1),
     serving_slots=0,
     serving_context=0,
+    widths=(4, 4),
 )
 STEP_SECONDS = {Side.INCUMBENT: 0.002, Side.CANDIDATE: 0.001}
 
@@ -45,18 +46,23 @@ class ScriptedPair:
 
     keeps_both = True
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: Mapping[Side, float] = STEP_SECONDS) -> None:
+        self.seconds = seconds
         self.ran: list[tuple[int, Side]] = []
 
     def window(self, side: Side, cut: int, row: int, tokens: np.ndarray, deadline: float) -> Window:
         self.ran.append((row, side))
-        seconds = STEP_SECONDS[side] * len(tokens)
+        seconds = self.seconds[side] * len(tokens)
         logits = np.ones((len(tokens), 1, 4), np.float32)
         return Window(seconds=seconds, child_seconds=seconds, logits=logits, activation={})
 
 
 def rounds(
-    pair: ScriptedPair, evidence: Evidence, brief: frozenset[int], slowed: Callable[[], Sequence[str]] = tuple
+    pair: ScriptedPair,
+    evidence: Evidence,
+    brief: frozenset[int],
+    slowed: Callable[[], Sequence[str]] = tuple,
+    brief_rounds: int = 0,
 ) -> Rounds:
     source = RandomTokens(100, 1)
     rng = random.Random(3)
@@ -69,6 +75,7 @@ def rounds(
         noise_abs=0.0,
         incumbent_is_loaded=True,
         brief_rows=brief,
+        brief_rounds=brief_rounds,
         slowed=slowed,
     )
     return Rounds(pair, plan, evidence, rng)  # type: ignore[arg-type]
@@ -94,6 +101,26 @@ def test_a_brief_row_has_a_window_a_side_and_its_block_says_so() -> None:
         assert len(block.incumbent_ms) == block.order.count("A")
         assert len(block.candidate_ms) == block.order.count("B")
         assert block.log_ratio == pytest.approx(np.log(2.0))
+
+
+def test_the_first_rounds_of_a_search_are_brief_on_every_row() -> None:
+    evidence = Evidence()
+    measured = rounds(ScriptedPair(), evidence, frozenset(), brief_rounds=2)
+    for index in range(4):
+        measured.round(index, 1e18)
+    assert [len(block.order) for block in evidence.blocks] == [2, 2, 2, 2, 4, 4, 4, 4]
+
+
+@pytest.mark.parametrize(("candidate_seconds", "windows"), [(0.001, 6), (0.002, 6), (0.004, 3)])
+def test_what_brief_rounds_left_out_is_looked_at_unless_the_candidate_is_behind(
+    candidate_seconds: float, windows: int
+) -> None:
+    pair = ScriptedPair({Side.INCUMBENT: 0.002, Side.CANDIDATE: candidate_seconds})
+    stopping = Stopping(min_rounds=3, max_rounds=3)
+    rounds(pair, Evidence(), frozenset({1}), brief_rounds=3).until_decided(stopping, 1e18)
+    counts = Counter(pair.ran)
+    assert counts[(0, Side.CANDIDATE)] == windows
+    assert counts[(1, Side.CANDIDATE)] == 3
 
 
 def test_windows_go_where_the_noise_is() -> None:
