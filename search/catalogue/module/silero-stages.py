@@ -43,20 +43,27 @@ class SileroStages:
     def forward(self, audio):
         if audio.shape not in self.recorded:
             self.recorded[audio.shape] = self._recorded(audio.shape)
-        return self.recorded[audio.shape](audio)
+        return self.recorded[audio.shape](audio, *self.w.values())
 
     def close(self):
         self.recorded.clear()
+        self.w = None
 
     def _recorded(self, shape):
         """The forward for one shape of audio as a list of operators, equal in every bit on random audio. Raises ValueError if it is not."""
         audio = 0.1 * torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        names, weights = list(self.w), tuple(self.w.values())
         chosen = self._chosen(audio)
+
+        def whole(audio, *weights):
+            return _run(audio, dict(zip(names, weights, strict=True)), chosen.__getitem__)
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the tracer warns of every shape that it freezes, which is what is wanted
-            replay = torch.jit.trace(lambda audio: self._run(audio, chosen), (audio,), check_trace=False)
+            # Weights are inputs: torch keeps what was traced for good, and with constants the memory that they lie in.
+            replay = torch.jit.trace(whole, (audio, *weights), check_trace=False)
         for _ in range(WARM_CALLS):
-            found = replay(audio)
+            found = replay(audio, *weights)
         if not _equal(found, self.reference(audio)):
             raise ValueError(
                 f"silero-stages: for audio {tuple(shape)} no way to the bits of frame after frame is known here"
@@ -64,34 +71,39 @@ class SileroStages:
         return replay
 
     def _chosen(self, audio):
-        """Stage → the first of its calls that gives on this audio what frames one by one give."""
+        """Stage → (which of its calls, whether at once): the first that gives on this audio what frames one by one give."""
         chosen, batch = {}, len(audio)
 
         def settle(name, calls, x):
-            expected = _one_by_one(calls[0])(x, batch)
-            equal = (call for call in map(_at_once, calls) if _equal(call(x, batch), expected))
-            chosen[name] = next(equal, _one_by_one(calls[0]))
+            expected = _one_by_one(calls[0], x, batch)
+            equal = (index for index, call in enumerate(calls) if _equal(call(x), expected))
+            index = next(equal, None)
+            chosen[name] = (0, False) if index is None else (index, True)
             return expected
 
-        self._run(audio, settle)
+        _run(audio, self.w, settle=settle)
         return chosen
 
-    def _run(self, audio, chosen):
-        """`chosen`: stage → call (items [frames * batch, …], batch), or the function that settles it."""
 
-        def stage(name, calls, x):
-            return chosen[name](x, len(audio)) if isinstance(chosen, dict) else chosen(name, calls, x)
+def _run(audio, w, choice=None, settle=None):
+    """`choice`: stage → (which of its calls, whether at once); or `settle`, which computes a stage and settles that."""
+    batch = len(audio)
 
-        w, batch = self.w, len(audio)
-        x = _frames(audio)
-        for name, stride, padding in CONVS:
-            x = stage(name, _convolutions(w[f"{name}.weight"], w.get(f"{name}.bias"), stride, padding), x)
-            x = torch.sqrt(x[:, :BINS] ** 2 + x[:, BINS:] ** 2) if name == "stft_conv" else torch.relu_(x)
-        given = stage("gates", _linears(w["lstm_cell.weight_ih"], w["lstm_cell.bias_ih"], batch), x[..., 0])
-        hidden = _recurrence(given.view(-1, batch, 4 * WIDTH), w["lstm_cell.weight_hh"], w["lstm_cell.bias_hh"])
-        hidden = torch.relu_(hidden).view(-1, WIDTH, 1)
-        logits = stage("final_conv", _convolutions(w["final_conv.weight"], w["final_conv.bias"], 1, 0), hidden)
-        return stage("sigmoid", [torch.sigmoid, _spread_sigmoid], logits[:, 0, 0]).view(-1, batch).t().contiguous()
+    def stage(name, calls, x):
+        if settle is not None:
+            return settle(name, calls, x)
+        index, at_once = choice(name)
+        return calls[index](x) if at_once else _one_by_one(calls[index], x, batch)
+
+    x = _frames(audio)
+    for name, stride, padding in CONVS:
+        x = stage(name, _convolutions(w[f"{name}.weight"], w.get(f"{name}.bias"), stride, padding), x)
+        x = torch.sqrt(x[:, :BINS] ** 2 + x[:, BINS:] ** 2) if name == "stft_conv" else torch.relu_(x)
+    given = stage("gates", _linears(w["lstm_cell.weight_ih"], w["lstm_cell.bias_ih"], batch), x[..., 0])
+    hidden = _recurrence(given.view(-1, batch, 4 * WIDTH), w["lstm_cell.weight_hh"], w["lstm_cell.bias_hh"])
+    hidden = torch.relu_(hidden).view(-1, WIDTH, 1)
+    logits = stage("final_conv", _convolutions(w["final_conv.weight"], w["final_conv.bias"], 1, 0), hidden)
+    return stage("sigmoid", [torch.sigmoid, _spread_sigmoid], logits[:, 0, 0]).view(-1, batch).t().contiguous()
 
 
 def _frames(audio):
@@ -146,12 +158,9 @@ def _spread_sigmoid(x):
     return torch.sigmoid(apart[:, 0])
 
 
-def _at_once(call):
-    return lambda x, batch: call(x)
-
-
-def _one_by_one(call):
-    return lambda x, batch: torch.cat([call(frame) for frame in x.split(batch)])
+def _one_by_one(call, x, batch):
+    """The call for each frame by itself."""
+    return torch.cat([call(frame) for frame in x.split(batch)])
 
 
 def _equal(a, b):
