@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -113,7 +113,7 @@ def test_a_build_beside_the_one_that_is_waited_for_ends_before_anything_is_measu
         engine = Watching(server)
         loaded = engine.load
 
-        def load(deployment: Deployment, tier: Tier) -> Mapping[str, float]:
+        def load(deployment: Deployment, tier: Tier) -> dict[str, float]:
             phases = loaded(deployment, tier)
             searching.set()
             return phases
