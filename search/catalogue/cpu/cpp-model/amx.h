@@ -6,7 +6,7 @@
 // three terms too, of which the six largest products are kept (what is dropped is below 2^-24 of the largest).
 // With `narrow`, activations and weights are rounded to one term each: lossy, and three to six times less work.
 //
-//   panel (first cache) : up to 4 tiles of 16 weight rows, a chunk of columns, as bfloat16 pairs
+//   panel (first cache) : up to 4 tiles of 16 weight rows, a chunk of columns, as bfloat16 pairs; BF16 is multiplied where it lies
 //   x, 16 rows at a time: [row tile][block][term][16 rows][32 columns] bfloat16, streamed from the second cache
 //   sums                : [row][4 tiles][16] float32, one thread's own
 #pragma once
@@ -28,6 +28,7 @@ constexpr int TERMS = 3;        // of an activation
 constexpr int UNIT = 512;       // bfloat16 values of a tile register: 16 rows of 32
 constexpr int TOGETHER = 4;     // weight tiles that share a panel
 constexpr int CHUNK = 2;        // blocks of columns in a panel: with four tiles and 32 rows of x it fits the first cache
+constexpr int CHUNK_IN_PLACE = 4;  // of bfloat16 weights, which are multiplied where they lie
 constexpr int LEAST_TILES = 8;  // of rows, which go through all weights before the next do: more pay for spreading the weights
 constexpr int MOST_BLOCKS = 384;  // of 16 rows and 32 columns, as three terms, that stay in the second cache
 
@@ -168,36 +169,40 @@ inline const uint16_t* spread_codes(int64_t format, const uint8_t* tile, int64_t
 
 // A chunk of columns of up to four weight tiles, ready to be multiplied.
 struct Pointers {
-    const uint16_t* at[TOGETHER][CHUNK];  // [tile][block] → units of each term
+    const uint16_t* at[TOGETHER][CHUNK_IN_PLACE];  // [tile][block] → units of each term
 };
 
 struct Panel : Pointers {
     enum class Kind { CODES, VALUES, ROUNDED };  // one term and scales; three terms; one term
 
     Kind kind = Kind::CODES;
-    bool has_minimum = false;
+    int64_t format = F32;  // of the tiles, -1 where they differ
     int turn = 0;  // whose scales are this chunk's; those of the chunk before are still needed for sums on their way
     __m512 scales[2][TOGETHER][CHUNK], minima[2][TOGETHER][CHUNK];
     alignas(64) uint16_t units[TOGETHER * CHUNK / 2 * TERMS * UNIT];
 
     // How tiles are taken: float32, and tiles of different formats, by their values. BF16 is its own single term, exactly.
-    static Kind kind_of(const Matrix* const* matrices, int tiles, bool narrow) {
-        for (int i = 0; i < tiles; i++)
-            if (matrices[i]->format == F32 || matrices[i]->format != matrices[0]->format) return narrow ? Kind::ROUNDED : Kind::VALUES;
-        return narrow ? Kind::ROUNDED : Kind::CODES;
+    void choose(const Matrix* const* matrices, int tiles, bool narrow) {
+        format = matrices[0]->format;
+        for (int i = 1; i < tiles; i++)
+            if (matrices[i]->format != format) format = -1;
+        kind = narrow ? Kind::ROUNDED : format == F32 || format == -1 ? Kind::VALUES : Kind::CODES;
     }
-    static int chunk(Kind kind) { return kind == Kind::VALUES ? CHUNK / 2 : CHUNK; }
+    bool in_place() const { return format == BF16; }
+    bool scaled() const { return kind == Kind::CODES && !in_place(); }
+    int chunk() const { return in_place() ? CHUNK_IN_PLACE : kind == Kind::VALUES ? CHUNK / 2 : CHUNK; }
 
     void fill(const Matrix* const* matrices, const uint8_t* const* tiles, int count, int64_t begin, int blocks) {
-        has_minimum = matrices[0]->format == Q4;
         turn ^= 1;
         for (int i = 0; i < count; i++)
             for (int b = 0; b < blocks; b++) {
-                uint16_t* to = units + (i * chunk(kind) + b) * (kind == Kind::VALUES ? TERMS : 1) * UNIT;
+                uint16_t* to = in_place() ? nullptr : units + (i * chunk() + b) * (kind == Kind::VALUES ? TERMS : 1) * UNIT;
                 at[i][b] = with_decoder(matrices[i]->format, [&](auto d) { return spread<decltype(d)>(*matrices[i], tiles[i], begin + b, i, b, to); });
             }
-        for (int i = count; i < TOGETHER; i++)  // any tile stands in for a missing one, whose sums nobody reads
-            for (int b = 0; b < blocks; b++) at[i][b] = at[count - 1][b], scales[turn][i][b] = minima[turn][i][b] = _mm512_setzero_ps();
+        for (int i = count; i < TOGETHER; i++) {  // any tile stands in for a missing one, whose sums nobody reads
+            for (int b = 0; b < blocks; b++) at[i][b] = at[count - 1][b];
+            for (int b = 0; b < CHUNK; b++) scales[turn][i][b] = minima[turn][i][b] = _mm512_setzero_ps();
+        }
     }
 
   private:

@@ -310,18 +310,18 @@ inline void multiply_codes(const Panel& panel, int weights, int64_t blocks, floa
 // sums[row][TOGETHER][16] += rows · panel, for the first `weights` of its tiles and all blocks of columns. fill(block, count) readies
 // a chunk of the panel and gives the row tiles that meet it, `row_tiles` of them, each of `rows` rows. `room`: ROOM floats, overwritten.
 template <class Fill>
-inline void multiply_panel(const Panel& panel, bool scaled, bool has_minimum, int weights, int64_t blocks, int64_t row_tiles, int rows, float* room, float* sums,
+inline void multiply_panel(const Panel& panel, int weights, int64_t blocks, int64_t row_tiles, int rows, float* room, float* sums,
                            Fill&& fill) {
-    if (panel.kind == Panel::Kind::CODES && scaled) {
+    if (panel.scaled()) {
         const auto codes = [&](auto minimum) {
             constexpr bool MINIMUM = decltype(minimum)::value;
             if (row_tiles > 1) multiply_codes<2, 16, MINIMUM>(panel, weights, blocks, room, sums, fill);
             else if (rows == 16) multiply_codes<4, 16, MINIMUM>(panel, weights, blocks, room, sums, fill);
             else multiply_codes<4, 8, MINIMUM>(panel, weights, blocks, room, sums, fill);
         };
-        return has_minimum ? codes(std::true_type{}) : codes(std::false_type{});
+        return panel.format == Q4 ? codes(std::true_type{}) : codes(std::false_type{});
     }
-    const int64_t chunk = Panel::chunk(panel.kind);
+    const int64_t chunk = panel.chunk();
     for (int64_t b = 0; b < blocks; b += chunk) {
         const int here = static_cast<int>(std::min(chunk, blocks - b));
         const RowTiles met = fill(b, here);

@@ -3,7 +3,7 @@
 // Which kernel runs depends on the number of rows, the format and the machine, and on nothing else, so that results repeat:
 //
 //   up to 8 rows     integers (digits.h) where they are exact and quick, else floats decoded in registers (kernels.h)
-//   5 to 8, Q4       the matrix unit (amx.h) where there is one, for exact products
+//   5 to 8, codes    the matrix unit (amx.h) where there is one, for exact products
 //   more             the matrix unit, else floats unpacked into cache panels (kernels.h)
 //
 // Each thread has a fixed range of weight tiles, which it streams once.
@@ -191,9 +191,9 @@ class Multiplier {
     }
 
 #if HP_AMX
-    // Few rows only for exact products with Q4, whose codes become tiles most cheaply; else vectors are as quick (measured at 8 rows).
+    // Few rows only for exact products with codes; with values, and with 8-bit activations, vectors are as quick (measured at 8 rows).
     bool on_matrix_unit(int64_t rows, const Matrix& m) const {
-        return (rows > FEW || (rows >= LEAST_ROWS && m.format == Q4 && !narrow_)) && amx_allowed();
+        return (rows > FEW || (rows >= LEAST_ROWS && (m.format == Q4 || m.format == Q8) && !narrow_)) && amx_allowed();
     }
 
     template <class At, class Emit>
@@ -226,12 +226,11 @@ class Multiplier {
             tiles[i] = place.matrix->tile(place.tile);
         }
         Panel& panel = *own.panel;
-        panel.kind = Panel::kind_of(matrices, count, narrow_);
+        panel.choose(matrices, count, narrow_);
         const int64_t kept = narrow_ ? 1 : TERMS;
-        const int64_t format = matrices[0]->format;
         float* sums = own.products.data();
         std::fill(sums, sums + row_tiles * 16 * SUM_STEP, 0.0f);
-        multiply_panel(panel, format == Q4 || format == Q8, format == Q4, count, blocks, row_tiles, rows_for(rows), own.room.data(), sums,
+        multiply_panel(panel, count, blocks, row_tiles, rows_for(rows), own.room.data(), sums,
                        [&](int64_t b, int here) {
                            panel.fill(matrices, tiles, count, b, here);
                            const int64_t block = first * blocks + b;
