@@ -40,6 +40,8 @@ from search.agents.scripted import Say, ScriptedServer, in_turn
 ATTEMPTS = 40
 ATTEMPTS_OF_CHILDREN = 8
 """Of a campaign on the decoder engine: each takes seconds."""
+SERVER_SECONDS = 300
+"""For an MLflow server to begin on a busy machine."""
 ACTORS = {"engine": "EngineServer", "builder": "BuilderServer", "proposer": "ProposerServer", "board": "BoardServer"}
 VICTIMS = (*ACTORS, "child", "driver", "recorder", "mlflow", "disk")
 
@@ -68,10 +70,12 @@ def kill_matrix(victims: list[str], moments: int, seed: int = 0) -> dict[str, ob
 
 def one_kill(folder: Path, victim: str, draw: random.Random) -> dict[str, int]:
     """Start, kill, end, resume to the result, and count."""
-    with ScriptedServer(in_turn([Say("nothing to propose", delay_seconds=0.2)])) as llm:
+    with contextlib.ExitStack() as stack:
+        llm = stack.enter_context(ScriptedServer(in_turn([Say("nothing to propose", delay_seconds=0.2)])))
         uri, server = "", None
         if victim == "mlflow":
             server, uri = _mlflow_server(folder.parent)
+            stack.callback(_end, server)
         command = _command(folder, victim, llm.url, uri)
         limit = _limited(draw.randrange(120_000, 400_000)) if victim == "disk" else None
         campaign = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=limit)
@@ -79,16 +83,13 @@ def one_kill(folder: Path, victim: str, draw: random.Random) -> dict[str, int]:
         campaign.wait(timeout=300)
         acknowledged = _attempts(folder)
         if server is not None:
-            server.kill()
-            server.wait()
+            _end(server)
             server, _ = _mlflow_server(folder.parent, int(uri.rsplit(":", 1)[1]))
+            stack.callback(_end, server)
         resumed = [sys.executable, "-m", "cluster.cli", "compile", "--resume", str(folder), "--quiet"]
         subprocess.run(resumed, check=True, stdout=subprocess.DEVNULL, timeout=600)
         after = _attempts(folder)
         running = _running(uri or f"sqlite:///{(folder / 'mlflow.db').resolve()}")
-        if server is not None:
-            server.kill()
-            server.wait()
     doubled = sum(count - 1 for count in Counter(after).values())
     return {"lost": len(set(acknowledged) - set(after)), "doubled": doubled, "running": running, "met": int(met)}
 
@@ -140,7 +141,7 @@ def _strike(
         return alive
     if victim == "mlflow":
         assert server is not None
-        server.kill()
+        _end(server)
         return True
     with_name = [
         process
@@ -218,16 +219,23 @@ def _mlflow_server(folder: Path, port: int = 0) -> tuple[subprocess.Popen[bytes]
     store = f"sqlite:///{(folder / 'server.db').resolve()}"
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", store, "--artifacts-destination", str(folder / "server-artifacts")]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     uri = f"http://127.0.0.1:{port}"
-    for _ in range(600):
+    for _ in range(SERVER_SECONDS * 10):
         try:
             urllib.request.urlopen(f"{uri}/health", timeout=1).read()
             return server, uri
         except OSError:
             time.sleep(0.1)
-    server.kill()
-    raise TimeoutError("the MLflow server did not answer within a minute")
+    _end(server)
+    raise TimeoutError(f"the MLflow server did not answer within {SERVER_SECONDS} s")
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """With its workers; a second call does nothing."""
+    if server.poll() is None:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
 
 
 def _limited(num_bytes: int) -> Callable[[], None]:
