@@ -33,8 +33,9 @@ vllm: $(STAMP)
 	@[ "$(VLLM)" = 0 ] || PYTHON="$(BIN)/python" TORCH_INDEX="$(TORCH_INDEX)" sh scripts/install-vllm.sh || \
 		echo "make: no vLLM here, so its tests are skipped" >&2
 
+# Two processes: engines, and the rest (tests/conftest.py).
 test: $(STAMP) vllm
-	$(BIN)/python -m pytest tests $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests -n 2 --dist loadgroup $(PYTEST_ARGS)
 
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest tests -m "not ray and not slow" $(PYTEST_ARGS)

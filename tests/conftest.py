@@ -15,6 +15,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     no_data = pytest.mark.skip(reason=f"no measurement data at {DATA} (set HOTPASS_DATA)")
     no_gpu = pytest.mark.skip(reason="no CUDA device")
     for item in items:
+        item.add_marker(pytest.mark.xdist_group(_half(item)))
         if "data" in item.keywords and not DATA.is_dir():
             item.add_marker(no_data)
         if "gpu" in item.keywords and not _has_gpu():
@@ -25,6 +26,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def data_folder() -> Path:
     """Folder of real traces and measurements, for tests marked `data`."""
     return DATA
+
+
+ENGINES = ("engines", "cheats", "known_good")
+
+
+def _half(item: pytest.Item) -> str:
+    """With `-n 2 --dist loadgroup`: engines in one process, campaigns and the rest in another, which take about as long. No finer: two
+    campaigns at a time would wait for each other's measuring lease."""
+    return "engines" if item.path.relative_to(Path(__file__).parent).parts[0] in ENGINES else "campaigns"
 
 
 def _has_gpu() -> bool:
