@@ -82,9 +82,9 @@ class Plan:
     """Sentences that the user must know: requests dropped, slots or parts that do not apply, lengths-only text."""
 
 
-HOPELESS = 0.35
-"""Of the search: a candidate at 0.7 of the incumbent's speed or less is given up after a round. A round's log ratio varies by a few
-hundredths; on a machine so busy that it varies by more, a good candidate may be given up, and none may be promoted by it."""
+HOPELESS = 0.5
+"""Of the search: a candidate at 0.6 of the incumbent's speed or less is given up after a round. A brief round's log ratio varies by five to
+fifteen hundredths; on a machine so busy that it varies by more, a good candidate may be given up, and none may be promoted by it."""
 
 
 def table_rows(budget_seconds: float) -> int:

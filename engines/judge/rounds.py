@@ -32,8 +32,6 @@ BRIEF_ORDERS = ("AB", "BA")
 BRIEF_ROUNDS = 3
 """Of a search: as many as the least that have an interval. Their spread is larger by a root of two, which the sequential test bears: its
 error rate stays below the stated one (simulated in the tests of `hotpass.stats`)."""
-BEHIND = ("slower", "hopeless")
-"""Decisions after which nothing more is asked of a candidate."""
 SIDES = {"A": Side.INCUMBENT, "B": Side.CANDIDATE}
 
 Place = tuple[int, int]
@@ -107,13 +105,14 @@ class Rounds:
                 break
             test.add(self._steady_round(len(test.values), deadline))
             longest = max(longest, time.monotonic() - start)
-        if test.decision() not in BEHIND:
+        if test.decision() != "slower":
             self._check_more(min(self._plan.brief_rounds, len(test.values)), deadline)
         self.finish_checks(deadline)
         return test
 
     def _check_more(self, windows: int, deadline: float) -> None:
-        """The windows that brief rounds left out, compared and not kept as times: what is not behind is looked at as closely as ever."""
+        """The windows that brief rounds left out, compared and not kept as times: what is not slower is looked at as closely as ever,
+        and of what is given up after a round enough is seen to say that it was right."""
         for _ in range(windows):
             for place in self._plan.places:
                 if place[1] not in self._plan.brief_rows:

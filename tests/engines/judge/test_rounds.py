@@ -111,16 +111,20 @@ def test_the_first_rounds_of_a_search_are_brief_on_every_row() -> None:
     assert [len(block.order) for block in evidence.blocks] == [2, 2, 2, 2, 4, 4, 4, 4]
 
 
-@pytest.mark.parametrize(("candidate_seconds", "windows"), [(0.001, 6), (0.002, 6), (0.004, 3)])
-def test_what_brief_rounds_left_out_is_looked_at_unless_the_candidate_is_behind(
-    candidate_seconds: float, windows: int
+@pytest.mark.parametrize(
+    ("candidate_seconds", "hopeless", "windows"),
+    [(0.001, None, 6), (0.002, None, 6), (0.004, None, 3), (0.004, 0.5, 2)],
+)
+def test_what_brief_rounds_left_out_is_looked_at_unless_the_candidate_is_slower(
+    candidate_seconds: float, hopeless: float | None, windows: int
 ) -> None:
+    """One that is given up after a round has two windows a row: enough rows of logits for a verdict on them."""
     pair = ScriptedPair({Side.INCUMBENT: 0.002, Side.CANDIDATE: candidate_seconds})
-    stopping = Stopping(min_rounds=3, max_rounds=3)
+    stopping = Stopping(min_rounds=3, max_rounds=3, hopeless=hopeless)
     rounds(pair, Evidence(), frozenset({1}), brief_rounds=3).until_decided(stopping, 1e18)
     counts = Counter(pair.ran)
     assert counts[(0, Side.CANDIDATE)] == windows
-    assert counts[(1, Side.CANDIDATE)] == 3
+    assert counts[(1, Side.CANDIDATE)] == (1 if hopeless else 3)
 
 
 def test_windows_go_where_the_noise_is() -> None:
