@@ -106,14 +106,16 @@ class Rounds:
             test.add(self._steady_round(len(test.values), deadline))
             longest = max(longest, time.monotonic() - start)
         if test.decision() != "slower":
-            self._check_more(min(self._plan.brief_rounds, len(test.values)), deadline)
+            self._check_more(min(self._plan.brief_rounds, len(test.values)), deadline - ROOM * longest, deadline)
         self.finish_checks(deadline)
         return test
 
-    def _check_more(self, windows: int, deadline: float) -> None:
+    def _check_more(self, windows: int, until: float, deadline: float) -> None:
         """The windows that brief rounds left out, compared and not kept as times: what is not slower is looked at as closely as ever,
         and of what is given up after a round enough is seen to say that it was right."""
         for _ in range(windows):
+            if time.monotonic() > until:  # what is measured is not to be lost for a closer look
+                return
             for place in self._plan.places:
                 if place[1] not in self._plan.brief_rows:
                     self._window(Side.CANDIDATE, place, deadline)

@@ -6,7 +6,6 @@ import math
 import re
 import statistics
 import threading
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from hotpass.decode import json_safe
 from hotpass.errors import EngineDied, InputError, MachineError
 from hotpass.records.candidate import Candidate
 from hotpass.records.deployment import Deployment
-from hotpass.records.measurement import FailureKind, MeasuredBlock, Pairing, Purpose, Side, Stopping, Tier
+from hotpass.records.measurement import FailureKind, Pairing, Purpose, Side, Stopping, Tier
 from tests.engines.conftest import ROWS, assignment, candidate, open_files, toy_engine
 
 HONEST = candidate("return reference(tokens, summaries)")
@@ -37,14 +36,8 @@ def descendants() -> set[psutil.Process]:
     return set(psutil.Process().children(recursive=True))
 
 
-def steps_asked(blocks: Sequence[MeasuredBlock]) -> set[int]:
-    """Of the candidate: those that were timed, or, where it is not behind, also those that brief rounds left out."""
-    timed = sum(block.order.count("B") * block.steps_per_window for block in blocks)
-    return {timed, sum(2 * block.steps_per_window for block in blocks)}
-
-
 def test_an_honest_copy_is_measured_checked_and_left_clean(toy: DecoderEngine, deployment: Deployment) -> None:
-    result = toy.measure(assignment(deployment, HONEST))
+    result = toy.measure(assignment(deployment, HONEST, purpose=Purpose.REMEASURE))
     assert result.failure is None
     assert result.clean is not None
     assert result.clean.clean, result.clean.reasons
@@ -53,19 +46,31 @@ def test_an_honest_copy_is_measured_checked_and_left_clean(toy: DecoderEngine, d
     assert {block.layers for block in result.blocks} == {4}
     assert {check.against for check in result.checks} == {"reference", "incumbent"}
     assert all(check.bit_equal and check.max_abs == 0.0 for check in result.checks)
-    assert result.activation.keys() == {"model"}
-    assert result.activation["model"] in steps_asked(result.blocks)
+    windows = sum(2 * block.steps_per_window for block in result.blocks)
+    assert result.activation == {"model": windows}
     assert result.weights_unchanged
     assert result.simulated is False
     assert 0.0 < min(block.child_clock_ratio for block in result.blocks) <= 1.02
 
 
 def test_every_candidate_window_is_compared_with_the_incumbent(toy: DecoderEngine, deployment: Deployment) -> None:
-    result = toy.measure(assignment(deployment, HONEST))
+    result = toy.measure(assignment(deployment, HONEST, purpose=Purpose.REMEASURE))
     for row in ROWS:
         blocks = [block for block in result.blocks if block.row == row]
         (check,) = [c for c in result.checks if c.against == "incumbent" and c.row == row]
-        assert check.positions in {steps * row.num_seqs for steps in steps_asked(blocks)}
+        assert check.positions == sum(2 * block.steps_per_window * row.num_seqs for block in blocks)
+
+
+def test_the_windows_of_a_search_are_half_as_many_for_a_slow_candidate(
+    toy: DecoderEngine, deployment: Deployment
+) -> None:
+    result = toy.measure(assignment(deployment, SLEEPS, stopping=Stopping(min_rounds=3, max_rounds=3)))
+    assert {len(block.order) for block in result.blocks} == {2}
+    assert result.activation == {"model": sum(block.steps_per_window for block in result.blocks)}
+    for row in ROWS:
+        blocks = [block for block in result.blocks if block.row == row]
+        (check,) = [c for c in result.checks if c.against == "incumbent" and c.row == row]
+        assert check.positions == sum(block.steps_per_window * row.num_seqs for block in blocks)
 
 
 def test_the_reference_checks_use_each_pool_set_once(toy: DecoderEngine, deployment: Deployment) -> None:

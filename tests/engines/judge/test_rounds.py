@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -125,6 +126,18 @@ def test_what_brief_rounds_left_out_is_looked_at_unless_the_candidate_is_slower(
     counts = Counter(pair.ran)
     assert counts[(0, Side.CANDIDATE)] == windows
     assert counts[(1, Side.CANDIDATE)] == (1 if hopeless else 3)
+
+
+def test_a_closer_look_does_not_miss_the_deadline() -> None:
+    """Each window takes a tenth of a second by this clock; after three rounds there is no time for more."""
+    pair = ScriptedPair()
+    now = itertools.count()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engines.judge.rounds.time.monotonic", lambda: float(next(now)))
+        measured = rounds(pair, Evidence(), frozenset(), brief_rounds=3)
+        test = measured.until_decided(Stopping(min_rounds=3, max_rounds=3), 7.5)
+    assert len(test.values) == 3
+    assert Counter(pair.ran)[(0, Side.CANDIDATE)] == 3
 
 
 def test_windows_go_where_the_noise_is() -> None:
