@@ -44,6 +44,7 @@ from benchmarks.experiments.deciding import (
     Judged,
     counted,
     decided_per_hour,
+    least_starts,
     projected_starts,
     spread_of_starts,
 )
@@ -70,9 +71,6 @@ ROWS = (
     ),
 )  # fmt: skip
 """Short chats of one to four clients."""
-
-LEAST_STARTS = 2
-"""Of a program from which an interval can be had."""
 
 KEPT = 0.95
 """Share of signs that must hold."""
@@ -137,6 +135,7 @@ def run(deployment: Deployment, options: argparse.Namespace, folder: Path, progr
     return {
         "bench": "experiments",
         "c_over_a": rates["c"] / rate_a if trusted and rate_a else None,
+        "c_over_a_is": "projected",
         "c_over_a_at_least": rates["c"] / most_a if trusted and most_a else None,
         "c_over_b": rates["c"] / rate_b if trusted and rate_b else None,
         "decided_per_hour": known,
@@ -144,6 +143,7 @@ def run(deployment: Deployment, options: argparse.Namespace, folder: Path, progr
         "a": of_a,
         "sign_kept": kept,
         "judgements_again": len(cold),
+        "judgements_not_timed": progress.known.get("signs", {}).get("not_timed", 0),
         "counts_c": counted(of_c),
         "decided_by_interval_c": sum(item.outcome.is_decided and item.is_narrow for item in of_c),
         "rejected_c": sum(item.outcome.is_decided and not item.is_narrow for item in of_c),
@@ -159,16 +159,19 @@ def run(deployment: Deployment, options: argparse.Namespace, folder: Path, progr
 def _audit(
     session: Session, proposals: list[Proposed], found: list[Judged], count: int, progress: Progress
 ) -> list[bool]:
-    """Judgements drawn by chance, made again cold: for each whether its sign held."""
+    """Judgements drawn by chance, made again cold until as many were timed as asked: for each whether its sign held."""
     decided = [(p, j) for p, j in zip(proposals, found, strict=True) if j.outcome.is_decided]
-    drawn = random.Random(5).sample(decided, min(len(decided), max(count, -(-len(decided) // 20))))
-    kept = []
+    drawn = random.Random(5).sample(decided, len(decided))
+    needed = max(count, -(-len(decided) // 20))
+    kept: list[bool] = []
     for number, (proposed, before) in enumerate(drawn):
+        if len(kept) == needed:
+            break
         again = session.again_cold(proposed, 9000 + number)
         progress.judged("cold", again)
         if again.value is not None and again.low is not None and again.high is not None:
             kept.append(_sign_held(before.sign, again.low, again.value, again.high))
-        progress.note("signs", {"kept": sum(kept), "of": len(kept)})
+        progress.note("signs", {"kept": sum(kept), "of": len(kept), "not_timed": number + 1 - len(kept)})
     return kept
 
 
@@ -244,10 +247,9 @@ def rates_of_a(of_c: list[Judged], groups: list[list[float]], seconds: list[floa
     if not each or sigma is None:
         return {}
     starts = projected_starts(of_c, sigma)
-    tried = sum(bool(item.seconds) for item in of_c)
     return {
         "projected": decided / (starts * each) * 3600,
-        "at_most": decided / ((tried + 1) * LEAST_STARTS * each) * 3600,
+        "at_most": decided / (least_starts(of_c) * each) * 3600,
         "spread_of_starts": sigma,
         "projected_starts": float(starts),
     }

@@ -140,7 +140,7 @@ def spread_of_starts(groups: Sequence[Sequence[float]]) -> float | None:
 
 def starts_needed(effect: float, sigma: float, most: int = 2000) -> int:
     """Cold starts of either side after which a Welch interval decides a candidate of that log effect: by its width, or by rejecting it."""
-    for count in range(2, most):
+    for count in range(LEAST_STARTS, most):
         radius = t_quantile(2 * count - 2) * sigma * math.sqrt(2 / count)
         if radius <= BOUND or effect + radius < -BOUND:
             return count
@@ -156,17 +156,30 @@ def t_quantile(degrees: float) -> float:
     return T_99[max(known for known in T_99 if known <= max(1.0, degrees))]
 
 
+LEAST_STARTS = 2
+"""Of a program from which an interval can be had."""
+
 GIVEN_UP = 3
 """Cold starts that a candidate is worth which arm c gave up undecided."""
 
 
 def projected_starts(judged: Sequence[Judged], sigma: float) -> int:
-    """Cold starts of the whole list in arm a: what each candidate's effect in arm c takes there, one for what fails or is wrong, none for
-    what does not build or was proposed before; and those of as loaded, which all share."""
-    starts = [starts_needed(item.value or 0.0, sigma) for item in judged if item.outcome.is_decided]
-    starts += [GIVEN_UP for item in judged if item.outcome is Outcome.UNDECIDED]
+    """Cold starts of the whole list in arm a, each candidate's being what its effect in arm c takes there."""
+    needed = [starts_needed(item.value or 0.0, sigma) for item in judged if item.outcome.is_decided]
+    return _starts(judged, needed, GIVEN_UP)
+
+
+def least_starts(judged: Sequence[Judged]) -> int:
+    """Cold starts of the whole list in arm a if the least that have an interval were enough for each."""
+    return _starts(judged, [LEAST_STARTS for item in judged if item.outcome.is_decided], LEAST_STARTS)
+
+
+def _starts(judged: Sequence[Judged], decided: Sequence[int], undecided: int) -> int:
+    """One for what fails or is wrong, none for what does not build or was proposed before; and those of as loaded, which all share."""
     once = (Outcome.INCORRECT, Outcome.INVALID, Outcome.FAILED)
-    return sum(starts) + max(starts, default=0) + sum(item.outcome in once for item in judged)
+    given_up = [undecided for item in judged if item.outcome is Outcome.UNDECIDED]
+    compared = [*decided, *given_up]
+    return sum(compared) + max(compared, default=0) + sum(item.outcome in once for item in judged)
 
 
 def counted(judged: Sequence[Judged]) -> dict[str, int]:

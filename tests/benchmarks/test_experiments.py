@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from pathlib import Path
 from typing import cast
 
 import pytest
 
-from benchmarks.bench_experiments import _sign_held, rates_of_a
+from benchmarks.bench_experiments import Progress, _audit, _sign_held, rates_of_a
 from benchmarks.experiments.candidates import Proposed, for_vllm, forty
 from benchmarks.experiments.deciding import (
     BOUND,
     Judged,
     Outcome,
     decided_per_hour,
+    least_starts,
     outcome_of,
     outcome_of_interval,
     projected_starts,
@@ -176,7 +178,34 @@ def test_cold_starts_of_the_list_follow_from_effects_and_the_spread_between_star
 def test_arm_a_is_never_said_to_be_slower_than_its_own_starts_allow() -> None:
     listed = [judged_as(Outcome.SLOWER, -1.6), judged_as(Outcome.EQUAL, 0.0)]
     rates = rates_of_a(listed, [[0.0, 0.1], [0.0, 0.1]], [40.0, 40.0, 41.0])
-    assert rates["at_most"] == pytest.approx(2 / (3 * 2 * 40.0) * 3600)
+    assert rates["at_most"] == pytest.approx(2 / (6 * 40.0) * 3600)
     assert rates["projected"] is not None
     assert rates["projected"] < rates["at_most"]
     assert rates_of_a(listed, [[]], []) == {}
+    many = [*listed, judged_as(Outcome.INCORRECT), judged_as(Outcome.FAILED), judged_as(Outcome.UNDECIDED)]
+    for sigma in (1e-6, 0.01, 0.1):
+        assert least_starts(many) <= projected_starts(many, sigma), "the most that two starts each allow is the most"
+
+
+class Colder:
+    """A session whose cold measurements are timed for all but one."""
+
+    def again_cold(self, proposed: Proposed, seed: int) -> Judged:
+        timed = seed != 9001
+        return Judged(
+            name=proposed.name,
+            candidate_id=proposed.candidate.id,
+            outcome=Outcome.SLOWER if timed else Outcome.INVALID,
+            seconds=1.0,
+            low=-0.2 if timed else None,
+            value=-0.1 if timed else None,
+            high=-0.05 if timed else None,
+        )
+
+
+def test_judgements_are_made_again_until_as_many_were_timed_as_asked(tmp_path: Path) -> None:
+    proposals = [Proposed(name=str(n), candidate=Candidate(settings={"threads": n})) for n in range(1, 7)]
+    found = [judged_as(Outcome.SLOWER, -0.1)] * 6
+    progress = Progress(out=tmp_path / "out.json")
+    assert _audit(cast("Session", Colder()), proposals, found, 4, progress) == [True] * 4
+    assert progress.known["signs"] == {"kept": 4, "of": 4, "not_timed": 1}
