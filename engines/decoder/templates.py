@@ -8,34 +8,8 @@ from __future__ import annotations
 
 from engines.decoder.reference import Net
 from engines.decoder.slots import WHOLE, reference_source, slot_modules
-from engines.prepare.store import layer_of, with_layer
+from engines.starting import OWN_NORM, OWN_WEIGHTS, REFERENCE, starting_part, with_reference
 from hotpass.errors import InputError, nearest
-
-_HEAD = '''"""{slot}: what the reference computes, as a part. Change how; keep what is returned."""
-
-import torch
-import torch.nn.functional as F
-
-from hotpass import part
-
-
-@part(
-    engine="decoder",
-    claims=["{claim}"],{replaces}{keeps}
-    domain="True",
-    numerics="tolerance",{reload}
-)
-class Start:
-    """Say here why this should be faster than the reference, and on which shapes it will not be."""
-'''
-
-_OWN_WEIGHTS = """
-    def weights(self, w, params):
-        return dict(w)
-
-    def prepare(self, ctx, params):
-        self.w = ctx.weights
-"""
 
 _LINEAR = """
     def forward(self, input):
@@ -55,12 +29,6 @@ def rms_norm(x, weight, eps):
 """
 
 _NORM = """
-    def weights(self, w, params):
-        return dict(w)
-
-    def prepare(self, ctx, params):
-        self.w, self.eps = ctx.weights, ctx.config.rms_norm_eps
-
     def forward(self, hidden_states):
         return rms_norm(hidden_states, self.w["weight"], self.eps)
 """
@@ -176,14 +144,6 @@ _MODEL = """
         return heads if norm is None else rms_norm(heads, norm, self.eps)
 """
 
-_REFERENCE = """
-    def prepare(self, ctx, params):
-        self.reference = ctx.reference()
-
-    def forward(self, *args, **kwargs):
-        return self.reference(*args, **kwargs)
-"""
-
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Model types whose layers are written out here."""
 
@@ -195,18 +155,8 @@ def part_template(net: Net, slot: str) -> str:
         raise InputError("slot", slot, "is not in the slot table", nearest(slot, [WHOLE, *modules])[:300])
     stands_for = "" if slot == WHOLE else type(modules[slot]).__name__
     body, functions, keeps = _body(net, slot, stands_for)
-    layer = layer_of(slot)
-    head = _HEAD.format(
-        slot=slot,
-        claim=slot if layer is None else with_layer(slot, 0).replace(".0", ".*", 1),
-        replaces=f'\n    replaces="{stands_for}",' if stands_for else "",
-        keeps=f"\n    keeps={list(keeps)},".replace("'", '"') if keeps else "",
-        reload='\n    reload="reweight",' if "def weights(" in body else "",
-    )
-    text = head + body + functions
-    if body is _REFERENCE:
-        text += "\n\n# The reference:\n#\n" + _commented(reference_source(net, slot))
-    return text
+    text = starting_part(slot, body, engine="decoder", stands_for=stands_for, keeps=keeps) + functions
+    return with_reference(text, reference_source(net, slot)) if body is REFERENCE else text
 
 
 def _body(net: Net, slot: str, stands_for: str) -> tuple[str, str, tuple[str, ...]]:
@@ -215,21 +165,17 @@ def _body(net: Net, slot: str, stands_for: str) -> tuple[str, str, tuple[str, ..
     plain = config.model_type in _FAMILIES and getattr(config, "hidden_act", "") == "silu" and net.ragged
     default_rope = plain and config.rope_parameters.get("rope_type", "default") == "default"
     if stands_for == "Linear":
-        return _OWN_WEIGHTS + _LINEAR, "", ()
+        return OWN_WEIGHTS + _LINEAR, "", ()
     if stands_for == "Embedding":
-        return _OWN_WEIGHTS + _EMBEDDING, "", ()
+        return OWN_WEIGHTS + _EMBEDDING, "", ()
     if plain and stands_for.endswith("RMSNorm"):
-        return _NORM, _NORM_FUNCTION, ()
+        return OWN_NORM + _NORM, _NORM_FUNCTION, ()
     if plain and stands_for.endswith("MLP"):
-        return _OWN_WEIGHTS + _MLP, "", ()
+        return OWN_WEIGHTS + _MLP, "", ()
     if plain and stands_for.endswith("Attention"):
         return _ATTENTION, _NORM_FUNCTION + _ATTEND_FUNCTIONS, ()
     if plain and stands_for.endswith("DecoderLayer"):
         return _LAYER, _NORM_FUNCTION, ("self_attn", "mlp")
     if default_rope and slot == WHOLE:
         return _MODEL, _NORM_FUNCTION + _ATTEND_FUNCTIONS, ()
-    return _REFERENCE, "", ()
-
-
-def _commented(source: str) -> str:
-    return "".join(f"# {line}".rstrip() + "\n" for line in source.splitlines())
+    return REFERENCE, "", ()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from engines.decoder.slots import WHOLE, class_source, described
-from engines.prepare.store import layer_of, with_layer
+from engines.starting import REFERENCE, starting_part, with_reference
 from hotpass.canonical import bytes_hash
 from hotpass.errors import InputError, nearest
 from hotpass.records.measurement import Tier
@@ -23,31 +23,6 @@ _NO_SLOT = (
     torch.nn.ParameterDict,
     torch.jit.ScriptModule,
 )
-
-_TEMPLATE = '''"""{slot}: what the reference computes, as a part. Change how; keep what is returned."""
-
-from hotpass import part
-
-
-@part(
-    engine="module",
-    claims=["{claim}"],{replaces}
-    domain="True",
-    numerics="tolerance",
-)
-class Start:
-    """Say here why this should be faster than the reference, and on which inputs it will not be."""
-
-    def prepare(self, ctx, params):
-        self.reference = ctx.reference()
-
-    def forward(self, *args, **kwargs):
-        return self.reference(*args, **kwargs)
-
-
-# The reference, forward{signature}:
-#
-{source}'''
 
 
 def slot_modules(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
@@ -91,15 +66,9 @@ def reference_source(model: torch.nn.Module, slot: str) -> str:
 def part_template(model: torch.nn.Module, slot: str) -> str:
     """A runnable part that calls the reference, with the reference's source below it to replace it with."""
     module = _known(model, slot)[slot]
-    layer = layer_of(slot)
-    source = class_source(_kind(module))
-    return _TEMPLATE.format(
-        slot=slot,
-        claim=slot if layer is None else with_layer(slot, 0).replace(".0", ".*", 1),
-        replaces="" if slot == WHOLE else f'\n    replaces="{type(module).__name__}",',
-        signature=_described(_kind(module))[0],
-        source="".join(f"# {line}".rstrip() + "\n" for line in source.splitlines()),
-    )
+    stands_for = "" if slot == WHOLE else type(module).__name__
+    text = starting_part(slot, REFERENCE, engine="module", stands_for=stands_for)
+    return with_reference(text, class_source(_kind(module)), _described(_kind(module))[0])
 
 
 def _kind(module: torch.nn.Module) -> Any:

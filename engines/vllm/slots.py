@@ -12,48 +12,14 @@ from typing import Any
 
 import torch
 
-from engines.prepare.store import layer_of, with_layer
+from engines.starting import OWN_NORM, OWN_WEIGHTS, REFERENCE, starting_part, with_reference
 from hotpass.canonical import bytes_hash
 from hotpass.records.measurement import Tier
 from hotpass.records.slots import Slot, SlotTable
 
 NO_SLOT = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential, torch.nn.Dropout)
 
-_HEAD = '''"""{slot} of vLLM's tree: what vLLM computes there, as a part. Change how; keep what is returned."""
-
-import torch
-import torch.nn.functional as F
-
-from hotpass import part
-
-
-@part(
-    engine="vllm",
-    claims=["{claim}"],
-    replaces="{stands_for}",
-    domain="True",
-    numerics="tolerance",
-    reload="{reload}",
-)
-class Start:
-    """Say here why this should be faster than vLLM's own, and on which shapes it will not be."""
-'''
-
-_OWN_WEIGHTS = """
-    def weights(self, w, params):
-        return dict(w)
-
-    def prepare(self, ctx, params):
-        self.w = ctx.weights
-"""
-
 _NORM = """
-    def weights(self, w, params):
-        return dict(w)
-
-    def prepare(self, ctx, params):
-        self.w, self.eps = ctx.weights, ctx.config.rms_norm_eps
-
     def forward(self, x, residual=None):
         wide = x.float() if residual is None else x.float() + residual.float()
         normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
@@ -76,14 +42,6 @@ _MLP = """
     def forward(self, x):
         gate, up = F.linear(x, self.w["gate_up_proj.weight"], self.w.get("gate_up_proj.bias")).chunk(2, dim=-1)
         return F.linear(F.silu(gate) * up, self.w["down_proj.weight"], self.w.get("down_proj.bias"))
-"""
-
-_REFERENCE = """
-    def prepare(self, ctx, params):
-        self.reference = ctx.reference()
-
-    def forward(self, *args, **kwargs):
-        return self.reference(*args, **kwargs)
 """
 
 _LINEARS = ("ColumnParallelLinear", "MergedColumnParallelLinear", "QKVParallelLinear", "RowParallelLinear")
@@ -117,31 +75,22 @@ def part_template(slot: str, module: torch.nn.Module, config: Any) -> str:
     """Text of `part.py` for a slot, claiming it in every layer."""
     kind: Any = type(module)
     body = _body(kind.__name__, module, config)
-    layer = layer_of(slot)
-    head = _HEAD.format(
-        slot=slot,
-        claim=slot if layer is None else with_layer(slot, 0).replace(".0", ".*", 1),
-        stands_for=kind.__name__,
-        reload="reweight" if "def weights" in body else "hot",
-    )
-    if body is not _REFERENCE:
-        return head + body
-    source = "".join(f"# {line}".rstrip() + "\n" for line in _source(kind).splitlines())
-    return f"{head}{body}\n\n# The reference, forward{_described(kind)[0]}:\n#\n{source}"
+    text = starting_part(slot, body, engine="vllm", stands_for=kind.__name__)
+    return with_reference(text, _source(kind), _described(kind)[0]) if body is REFERENCE else text
 
 
 def _body(stands_for: str, module: torch.nn.Module, config: Any) -> str:
     """Methods of the part, of the kind that the slot is."""
     if stands_for == "RMSNorm" and hasattr(config, "rms_norm_eps") and getattr(module, "has_weight", False):
-        return _NORM
+        return OWN_NORM + _NORM
     if stands_for == "SiluAndMul":
         return _GATE
     if stands_for in _LINEARS and getattr(module, "return_bias", False) and not getattr(module, "skip_bias_add", True):
-        return _OWN_WEIGHTS + _LINEAR
+        return OWN_WEIGHTS + _LINEAR
     gated = {name: type(child).__name__ for name, child in module.named_children()}
     if gated == {"gate_up_proj": _LINEARS[1], "down_proj": _LINEARS[3], "act_fn": "SiluAndMul"}:
-        return _OWN_WEIGHTS + _MLP
-    return _REFERENCE
+        return OWN_WEIGHTS + _MLP
+    return REFERENCE
 
 
 @cache
