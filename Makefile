@@ -17,7 +17,7 @@ VLLM ?= 1
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST_ARGS ?=
 
-.PHONY: demo test test-fast lint vllm bench bench-decode bench-baselines bench-fast-tier bench-costmodel bench-experiments format install clean bench-reload bench-aa bench-leaks
+.PHONY: demo test test-fast lint vllm bench bench-decode bench-baselines bench-fast-tier bench-costmodel bench-experiments bench-reload bench-aa bench-leaks bench-search format install clean
 
 install: $(STAMP)
 

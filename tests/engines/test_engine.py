@@ -27,7 +27,7 @@ from hotpass.records.measurement import FailureKind, Pairing, Purpose, Side, Sto
 from tests.engines.conftest import ROWS, assignment, candidate, open_files, toy_engine
 
 HONEST = candidate("return reference(tokens, summaries)")
-SLEEPS = candidate("time.sleep(0.004)\nreturn reference(tokens, summaries)")
+SLEEPS = candidate("time.sleep(0.04)\nreturn reference(tokens, summaries)")
 OFF = candidate("return reference(tokens, summaries) + 0.5")
 
 
