@@ -148,7 +148,7 @@ class _Server:
         derived = _derived(body["derived"], message.fds)
         artefacts = Artefacts(native=tuple(body["native"]), derived=derived, compiled=body["compiled"])
         candidate = from_plain(Candidate, body["candidate"])
-        return self._program.install(body["side"], candidate, artefacts, body["cut"]), []
+        return self._program.install(body["side"], candidate, artefacts, body["cut"], body["rows"]), []
 
     def _part_template(self, message: Message) -> Reply:
         """For programs whose tree only a child can look at."""

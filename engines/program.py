@@ -210,8 +210,16 @@ class Program(Protocol):
 
     def slots(self) -> SlotTable: ...
 
-    def install(self, side: str, candidate: Candidate, artefacts: Artefacts, cut: int) -> ReloadReport:
-        """Raises CandidateFailed. Ends with a warm-up over every row of the plan, outside any window."""
+    def install(
+        self,
+        side: str,
+        candidate: Candidate,
+        artefacts: Artefacts,
+        cut: int,
+        rows: Sequence[int] | None = None,
+    ) -> ReloadReport:
+        """Raises CandidateFailed. Ends with a warm-up, outside any window: of every row of the plan and of the serving loop, or of some
+        rows alone; the first window of any other row is then the caller's to discard."""
         ...
 
     def uninstall(self, side: str) -> None:

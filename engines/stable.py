@@ -13,7 +13,6 @@ candidate is near it. What is measured with these processes is `judge.attempt`'s
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import random
 import shutil
@@ -34,6 +33,7 @@ from engines.judge.contexts import Contexts
 from engines.judge.inputs import InputSet, SourceMaker, TokenSource, drawer, seed_of, window_tokens
 from engines.judge.pairing import Pair, SideBySide
 from engines.judge.rounds import Evidence, Place, Plan, Rounds
+from engines.judge.rows import brief_rows, long_rows
 from engines.judge.windows import run_window
 from engines.keeper import Keeper, KeptWeights
 from engines.limits import ChildLimits
@@ -61,9 +61,6 @@ LEAST_DECODE_STEPS = 2
 
 MAX_WINDOW_BYTES = 1 << 26
 """Answers of a window at most, and its inputs at most."""
-
-LONG_WINDOW = 4.0
-"""A row whose window takes so many times the shortest row's may have fewer windows a round, if little depends on it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,6 +141,8 @@ class Stable:
         self.pool: dict[Place, list[InputSet]] = {}
         self.brief_rows: frozenset[int] = frozenset()
         """Rows with a window a side and round, instead of two."""
+        self.late_rows: frozenset[int] = frozenset()
+        """Rows that a search measures only where the others do not give a candidate up."""
         self.noise_abs = 0.0
         self.facts: dict[str, str] = {}
         self._contexts: Contexts | None = None
@@ -390,7 +389,8 @@ class Stable:
                 steps.append(max(least, min(most, -int(-self.recipe.window_seconds // seconds))))
                 step_seconds.append(seconds)
         shares = [item.steps_share for item in self.recipe.rows]
-        self.brief_rows = brief_rows(shares, step_seconds, steps)
+        windows = [seconds * count for seconds, count in zip(step_seconds, steps, strict=True)]
+        self.brief_rows, self.late_rows = brief_rows(shares, step_seconds, windows), long_rows(windows)
         return self._plan(steps)
 
     def _compute_references(self) -> None:
@@ -478,24 +478,6 @@ class Stable:
         start = time.perf_counter()
         yield
         self.phases_ms[name] = (time.perf_counter() - start) * 1e3
-
-
-def brief_rows(shares: Sequence[float], step_seconds: Sequence[float], steps: Sequence[int]) -> frozenset[int]:
-    """Rows that deserve half the windows of the others or less.
-
-    For a sum of row times whose relative noise is alike, the variance that a given time buys is least when a row has windows in
-    proportion to its share of the sum ÷ the root of a window's duration (Neyman's allocation with costs).
-    """
-    windows = [seconds * count for seconds, count in zip(step_seconds, steps, strict=True)]
-    worth = [
-        share * seconds / math.sqrt(window)
-        for share, seconds, window in zip(shares, step_seconds, windows, strict=True)
-    ]
-    return frozenset(
-        row
-        for row, window in enumerate(windows)
-        if window >= LONG_WINDOW * min(windows) and worth[row] <= max(worth) / 2
-    )
 
 
 def _buffer_floats(plan: KvPlan, model: ModelRef) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 from hotpass.records.candidate import AS_LOADED, Candidate, Numerics
 from hotpass.records.measurement import (
     Attempt,
+    Estimate,
     FailureKind,
     MeasuredBlock,
     MeasureResult,
@@ -58,6 +59,8 @@ def judge(
         return _attempt(result, *rejected)
     if result.assignment.tier is Tier.SLOW and result.replays:
         return _by_replay(result)
+    if result.at_most is not None:
+        return _given_up(result, result.at_most)
     return _by_blocks(result, shapes, num_layers)
 
 
@@ -133,7 +136,8 @@ def _beside_incumbent(result: MeasureResult, numerics: Numerics, band: Band, pol
 
 
 def _never_ran(result: MeasureResult) -> tuple[Verdict, str] | None:
-    if not result.assignment.candidate.parts:
+    """What was given up before some rows may have been meant for those."""
+    if not result.assignment.candidate.parts or result.at_most is not None:
         return None
     silent = [slot for slot, calls in result.activation.items() if calls == 0]
     if silent or not result.activation:
@@ -212,6 +216,21 @@ def _by_blocks(result: MeasureResult, shapes: ShapeTable, num_layers: int) -> At
     if measured_share < 0.999:
         reason += f"; rows measured hold {measured_share:.0%} of steps"
     return _attempt(result, verdict, reason, speed=speed, tokens_per_second=rate)
+
+
+def _given_up(result: MeasureResult, at_most: float) -> Attempt:
+    """Far behind, whatever the rows that were left out would have shown: a bound, and no time of the deployment."""
+    measured = {block.row.key for block in result.blocks}
+    left_out = [row.key for row in result.assignment.rows if row.key not in measured]
+    reason = f"given up far behind: at most {at_most:.3f} x, even if {', '.join(left_out)} took it no time"
+    return Attempt(
+        **_common(result),
+        verdict=Verdict.INCONCLUSIVE,
+        reason=reason,
+        speedup=Estimate(value=at_most, low=0.0, high=math.inf, kind="bound"),
+        tokens_per_second=None,
+        rounds=1,
+    )
 
 
 def _speed_verdict(speed: Speed) -> tuple[Verdict, str]:

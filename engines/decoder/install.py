@@ -1,7 +1,7 @@
 """Putting a candidate on a side, and taking it off.
 
     declarations ──► slots claimed, conflicts refused ──► settings ──► sources compiled ──► one instance a slot, prepared
-                 ──► dispatchers swapped in, root to leaves ──► compile, graphs ──► warm-up on every row
+                 ──► dispatchers swapped in, root to leaves ──► compile, graphs ──► warm-up
 
 A part sits behind a dispatcher, the instance `forward` of its module (or the side's forward for slot `model`): where the part's domain
 serves the step, the part runs and is counted; else what stood there before. Every step of an install leaves its undo on one stack, so
@@ -60,9 +60,15 @@ class Gate:
 
 
 def install(
-    side: DecoderSide, candidate: Candidate, artefacts: Artefacts, table: SlotTable, make_pool: MakePool
+    side: DecoderSide,
+    candidate: Candidate,
+    artefacts: Artefacts,
+    table: SlotTable,
+    make_pool: MakePool,
+    rows: Sequence[int] | None = None,
 ) -> ReloadReport:
-    """Put the candidate on the side, in place of what was there. Raises CandidateFailed, with the side as loaded."""
+    """Put the candidate on the side, in place of what was there; `rows` are to be warmed up, as in `Program.install`. Raises
+    CandidateFailed, with the side as loaded."""
     side.uninstall()
     watch = Stopwatch()
     undo = ExitStack()
@@ -86,7 +92,7 @@ def install(
         if settings["compile_mode"] != "none":
             compiling.compile_layers(side, str(settings["compile_mode"]), frozenset(counts), undo)
         known = compiling.graphs_compiled()
-        warm_up(side)
+        warm_up(side, rows)
         # What is to be compiled compiles when it first runs, unless a builder did it before.
         by_builder = artefacts.compiled and compiling.graphs_compiled() == known
         watch.lap("warm-up" if settings["compile_mode"] == "none" or by_builder else "compile")

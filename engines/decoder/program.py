@@ -124,12 +124,19 @@ class DecoderProgram:
         """A runnable part that does what the reference does at a slot, to start from."""
         return templates.part_template(self._loaded("incumbent", self._deepest).net, slot)
 
-    def install(self, side: str, candidate: Candidate, artefacts: Artefacts, cut: int) -> ReloadReport:
+    def install(
+        self,
+        side: str,
+        candidate: Candidate,
+        artefacts: Artefacts,
+        cut: int,
+        rows: Sequence[int] | None = None,
+    ) -> ReloadReport:
         """Slots in `artefacts.derived` are those of the cut (its layers counted from 0). Raises CandidateFailed."""
         self._baselines.pop((side, cut), None)
         target = self._loaded(side, cut)
         self._take_off(target)
-        return install(target, candidate, artefacts, self._table(cut), lambda dtype: self._pool(cut, dtype))
+        return install(target, candidate, artefacts, self._table(cut), lambda dtype: self._pool(cut, dtype), rows)
 
     def install_baseline(self, side: str, name: str, cut: int) -> dict[str, float]:
         """Transformers' own loop (`baseline.BASELINES`) on a side until its next install or uninstall. Returns ms by phase."""

@@ -9,6 +9,7 @@ are a GPU's events beside it; the judge has a clock of its own, and holds both a
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -59,14 +60,17 @@ def run_window(side: DecoderSide, row: int, inputs: WindowInputs, out: torch.Ten
     )
 
 
-def warm_up(side: DecoderSide) -> None:
-    """One step of every row and of the serving loop, so that nothing is first in a window. Raises CandidateFailed, or as loaded whatever was raised."""
+def warm_up(side: DecoderSide, rows: Sequence[int] | None = None) -> None:
+    """One step of those rows, so that nothing is first in a window; None: of every row and of the serving loop. Raises CandidateFailed, or
+    as loaded whatever was raised."""
     side.activate()
+    chosen = range(len(side.plan.rows)) if rows is None else rows
     try:
         with torch.inference_mode():
-            for row in range(len(side.plan.rows) if side.own is None else 0):  # its caches come with contexts
+            for row in chosen if side.own is None else ():  # its caches come with contexts
                 side.run(side.row_batch(row, 0, side.blank_step(row)))
-            _warm_serving(side)
+            if rows is None:
+                _warm_serving(side)
             synchronize(side.device)
     except (Exception, SystemExit) as error:
         if side.installed is None:

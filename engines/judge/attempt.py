@@ -208,6 +208,7 @@ class Judge:
                 pair.place(Side.CANDIDATE)
         else:
             pair = SideBySide(child, self._stable.kv, self._vocab)
+            attempt.late_rows = self._late_rows(assignment)
             if assignment.incumbent != AS_LOADED:
                 with attempt.phase("install"):
                     self._install(attempt, child, Side.INCUMBENT, assignment.incumbent, places)
@@ -226,7 +227,8 @@ class Judge:
     def _install(
         self, attempt: Attempt, child: Child, side: Side, candidate: Candidate, places: Sequence[Place]
     ) -> None:
-        attempt.reloads.append(self._installer.install(child, side, candidate, places, attempt.deadline))
+        report = self._installer.install(child, side, candidate, places, attempt.deadline, attempt.late_rows)
+        attempt.reloads.append(report)
 
     def _measure_pair(
         self, attempt: Attempt, pair: Pair, places: Sequence[Place], requests: Sequence[ReplayRequest]
@@ -247,7 +249,12 @@ class Judge:
         rng = self._rng(attempt, "pool")
         plan = self._stable.plan(places, source, rng, pool=attempt.pool, incumbent_is_loaded=loaded)
         brief = BRIEF_ROUNDS if assignment.purpose is Purpose.SEARCH else 0
-        return replace(plan, alone_seconds=attempt.alone.seconds(), brief_rounds=brief)
+        return replace(plan, alone_seconds=attempt.alone.seconds(), brief_rounds=brief, late_rows=attempt.late_rows)
+
+    def _late_rows(self, assignment: Assignment) -> frozenset[int]:
+        """Where a candidate may be given up before them."""
+        gives_up = assignment.purpose is Purpose.SEARCH and assignment.stopping.hopeless is not None
+        return self._stable.late_rows if gives_up and assignment.tier is Tier.FAST else frozenset()
 
     def _restore(self, attempt: Attempt, pair_child: PairChild) -> None:
         """Both sides as loaded, then the proof; without it the child is replaced."""
@@ -313,6 +320,7 @@ class Judge:
             incumbent_disturbed=attempt.disturbance.ratio,
             disturbed_low=attempt.disturbance.low,
             noise_floor=attempt.noise_floor,
+            at_most=attempt.evidence.at_most,
             weights_unchanged=attempt.weights_unchanged,
             phases_ms=attempt.phases_ms,
             failure=attempt.failure,

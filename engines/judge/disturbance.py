@@ -131,6 +131,8 @@ class Watcher:
         incumbent = attempt.assignment.incumbent.id
         known = {place: pair_child.beside_itself.setdefault((incumbent, place), deque(maxlen=8)) for place in places}
         now = [place for place in places if place[1] not in self._stable.brief_rows or not known[place]]
+        cold = [place for place in now if place[1] in attempt.late_rows]
+        self.windows(attempt, pair_child.child, cold, "warm-up")
         taken = self.windows(attempt, pair_child.child, now, "alone")
         for place, seconds in taken.items():
             known[place].extend(seconds)
@@ -163,7 +165,9 @@ class Watcher:
             return first
         with attempt.phase("alone"):
             self._installer.uninstall(candidates, Side.CANDIDATE, attempt.deadline)
-            places = AFTER_WINDOWS * list(attempt.alone.groups)
+            places = AFTER_WINDOWS * [
+                place for place in attempt.alone.groups if place in attempt.evidence.incumbent_seconds
+            ]
             attempt.alone.add(self.windows(attempt, incumbents, places, "alone after"))
         return self._of(attempt)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -54,9 +54,16 @@ class Installer:
         self._lately: OrderedDict[str, Sequence[PartFiles]] = OrderedDict()
 
     def install(
-        self, child: Child, side: Side, candidate: Candidate, places: Sequence[Place], deadline: float
+        self,
+        child: Child,
+        side: Side,
+        candidate: Candidate,
+        places: Sequence[Place],
+        deadline: float,
+        late_rows: Collection[int] = (),
     ) -> ReloadReport:
-        """The candidate on a side of every cut that the places name, with their contexts loaded. Raises CandidateFailed."""
+        """The candidate on a side of every cut that the places name, with their contexts loaded; warm on all but the late rows, where
+        there are any. Raises CandidateFailed."""
         if candidate == AS_LOADED:
             return self._as_loaded(child, side, places, deadline)
         start = time.perf_counter()
@@ -74,6 +81,7 @@ class Installer:
                 "native": native,
                 "derived": derived,
                 "compiled": str(compiled or ""),
+                "rows": sorted({row for _, row in places} - set(late_rows)) if late_rows else None,
             }
             reports.append(child.call_record("install", body, ReloadReport, deadline=deadline, fds=fds))
         child.installed[side.value] = candidate.id

@@ -4,7 +4,8 @@
 
 The order of each block is a coin's; the order of sides within it (ABBA, BAAB) cancels a linear drift. A row whose windows are long for
 what they decide has two a round (AB, BA), whose drift the coins cancel over rounds; so the time goes where the noise is. The first rounds of
-a search are like that on every row: most candidates are far behind, and half the windows say so. Times are steps' means over a window.
+a search are like that on every row: most candidates are far behind, and half the windows say so. Rows with long windows come last in such
+a round, and not at all where the others say that it cannot be made up for. Times are steps' means over a window.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class Evidence:
     """The candidate's first window; None before it."""
     incumbent_lost_seconds: float = 0.0
     """By how much its windows were longer beside the candidate than beside itself, together."""
+    at_most: float | None = None
+    """The speedup if late rows had cost the candidate nothing, where they were not measured for what the others said; else None."""
     incumbent_changed: list[str] = field(default_factory=list)
     """Rows on which the deployment as loaded, as the incumbent, no longer answered as at birth."""
 
@@ -73,6 +76,8 @@ class Plan:
     """Rows that have a window a side and round instead of two."""
     brief_rounds: int = 0
     """So many rounds, the first, have a window a side on every row."""
+    late_rows: Collection[int] = ()
+    """Rows that come last in a round; not every side is warm on them."""
     alone_seconds: Mapping[Place, float] = field(default_factory=dict)
     """A step of the incumbent beside itself; its windows are waited for until the deadline where that is not known."""
     slowed: Callable[[], Sequence[str]] = tuple
@@ -94,6 +99,8 @@ class Rounds:
         self._pair, self._plan, self._evidence, self._rng = pair, plan, evidence, rng
         self._last: dict[Place, InputSet] = {}
         """What the candidate answered last."""
+        self._first = [place for place in plan.places if place[1] not in plan.late_rows]
+        self._late = [place for place in plan.places if place[1] in plan.late_rows]
 
     def until_decided(self, stopping: Stopping, deadline: float) -> SequentialTest:
         """Rounds until the test stops, or until another round would pass the deadline. Raises CandidateFailed."""
@@ -103,7 +110,7 @@ class Rounds:
             start = time.monotonic()
             if test.values and start + ROOM * longest > deadline:
                 break
-            test.add(self._steady_round(len(test.values), deadline))
+            test.add(self._steady_round(len(test.values), deadline, stopping.hopeless))
             longest = max(longest, time.monotonic() - start)
         if test.decision() != "slower":
             self._check_more(min(self._plan.brief_rounds, len(test.values)), deadline - ROOM * longest, deadline)
@@ -116,24 +123,53 @@ class Rounds:
         for _ in range(windows):
             if time.monotonic() > until:  # what is measured is not to be lost for a closer look
                 return
-            for place in self._plan.places:
+            for place in self._measured_places():
                 if place[1] not in self._plan.brief_rows:
                     self._window(Side.CANDIDATE, place, deadline)
 
-    def round(self, index: int, deadline: float) -> float:
-        """One block on every place; the log ratio of the deployment-weighted sums."""
-        blocks = [self.block(place, index, deadline) for place in self._plan.places]
+    def round(self, index: int, deadline: float, hopeless: float | None = None) -> float:
+        """One block on every place; the log ratio of the deployment-weighted sums. In the first round one on late rows only if the log
+        ratio may be above minus `hopeless`; else the most that it may be."""
+        blocks = [self.block(place, index, deadline) for place in self._first]
         self._evidence.blocks += blocks
-        return weighted_round(blocks)
+        if self._late and index == 0:
+            bound = self._bound(blocks)
+            if hopeless is not None and bound < -hopeless:
+                self._evidence.at_most = math.exp(bound)
+                return bound
+            self._warm_late(deadline)
+        late = [self.block(place, index, deadline) for place in self._late]
+        self._evidence.blocks += late
+        return weighted_round([*blocks, *late])
 
-    def _steady_round(self, index: int, deadline: float) -> float:
+    def _bound(self, blocks: Sequence[MeasuredBlock]) -> float:
+        """Log ratio of the sums if late rows cost the candidate nothing, and the incumbent what they do beside itself."""
+        rows, alone = self._plan.kv.rows, self._plan.alone_seconds
+        if any(place not in alone for place in self._late):
+            return math.inf
+        late_ms = sum(rows[place[1]].steps_share * alone[place] * 1e3 for place in self._late)
+        incumbent_ms = sum(block.row.steps_share * block.incumbent_step_ms for block in blocks)
+        return math.log((incumbent_ms + late_ms) / sum(b.row.steps_share * b.candidate_step_ms for b in blocks))
+
+    def _warm_late(self, deadline: float) -> None:
+        """A window a side that is compared and not kept as a time: nothing has run there since the installs."""
+        for place in self._late:
+            for side in Side:
+                self._window(side, place, deadline)
+
+    def _measured_places(self) -> Sequence[Place]:
+        return self._plan.places if self._evidence.at_most is None else self._first
+
+    def _steady_round(self, index: int, deadline: float, hopeless: float | None) -> float:
         """A round in which nothing slowed the machine down. Raises CandidateFailed (disturbed) when there is none."""
+        kept = len(self._evidence.blocks)
         for _ in range(MAX_SLOWED):
-            ratio = self.round(index, deadline)
+            ratio = self.round(index, deadline, hopeless)
             reasons = self._plan.slowed()
             if not reasons:
                 return ratio
-            del self._evidence.blocks[-len(self._plan.places) :]
+            del self._evidence.blocks[kept:]
+            self._evidence.at_most = None
         message = f"not measurable now: {', '.join(reasons)} in {MAX_SLOWED} rounds in a row"
         raise CandidateFailed(Failure(kind=FailureKind.DISTURBED, message=message))
 
@@ -172,7 +208,7 @@ class Rounds:
     def finish_checks(self, deadline: float) -> None:
         """Let as loaded go on from the candidate's KV, and the incumbent answer the sets that only the candidate has, so that every
         window is compared."""
-        for place in self._plan.places if self._plan.kv.keeps_kv else ():
+        for place in self._measured_places() if self._plan.kv.keeps_kv else ():
             self._check_kv(place, deadline)
         for place in self._plan.places:
             while self._plan.drawers[place].answered:

@@ -44,6 +44,8 @@ class Attempt:
     """The incumbent's windows with no candidate beside them."""
     disturbance: Disturbance = field(default_factory=Disturbance)
     noise_floor: float = 0.0
+    late_rows: frozenset[int] = frozenset()
+    """Rows that are measured only if the others do not give the candidate up; installs do not warm them."""
     pool: Mapping[Place, Sequence[InputSet]] | None = None
     """Input sets of this attempt alone; None for the engine's pool."""
 

@@ -103,12 +103,19 @@ class ModuleProgram:
         """A runnable part that does what the reference does at a slot, to start from."""
         return slots.part_template(self._tree, slot)
 
-    def install(self, side: str, candidate: Candidate, artefacts: Artefacts, cut: int) -> ReloadReport:
+    def install(
+        self,
+        side: str,
+        candidate: Candidate,
+        artefacts: Artefacts,
+        cut: int,
+        rows: Sequence[int] | None = None,
+    ) -> ReloadReport:
         """Raises CandidateFailed."""
         self._baselines.pop(side, None)
         target = self._loaded(side)
         self._take_off(target)
-        return install(target, candidate, artefacts, self.slots(), lambda dtype: target.kv)
+        return install(target, candidate, artefacts, self.slots(), lambda dtype: target.kv, rows)
 
     def install_baseline(self, side: str, name: str, cut: int) -> dict[str, float]:
         """One of `BASELINES` on a side until its next install or uninstall. Returns ms by phase."""

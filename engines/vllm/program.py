@@ -114,8 +114,15 @@ class VllmProgram:
         text: str = self._rpc("hotpass_template", slot)
         return text
 
-    def install(self, side: str, candidate: Candidate, artefacts: Artefacts, cut: int) -> ReloadReport:
-        """By the worker's named method; warmed up on every row. Raises CandidateFailed."""
+    def install(
+        self,
+        side: str,
+        candidate: Candidate,
+        artefacts: Artefacts,
+        cut: int,
+        rows: Sequence[int] | None = None,
+    ) -> ReloadReport:
+        """By the worker's named method. Raises CandidateFailed."""
         start = time.perf_counter()
         ARTEFACTS[candidate.id] = artefacts
         order = {
@@ -137,7 +144,7 @@ class VllmProgram:
                 self._recapture(side)
             else:
                 self._activate(side)
-            self._rows.warm(side)
+            self._rows.warm(side, rows)
         except (Exception, SystemExit) as error:
             self._rpc("hotpass_uninstall", side)
             raise failed_by(error, FailureKind.EXCEPTION, "the forward fails") from None

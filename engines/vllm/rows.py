@@ -57,9 +57,10 @@ class Rows:
                 yield sequences.step(queries)
         self._ended[side, row] = [context + query for context, query in zip(contexts, queries, strict=True)]
 
-    def warm(self, side: str) -> None:
-        """A step or two of every row; what they write lies where windows will write."""
-        for row, item in enumerate(self._plan.rows):
+    def warm(self, side: str, rows: Sequence[int] | None = None) -> None:
+        """A step or two of those rows, None is every one; what they write lies where windows will write."""
+        for row in range(len(self._plan.rows)) if rows is None else rows:
+            item = self._plan.rows[row]
             steps = 2 if item.phase is Phase.DECODE else 1
             for _ in self.steps(side, row, torch.ones(steps, item.query_tokens, dtype=torch.int64)):
                 pass

@@ -363,6 +363,9 @@ class MeasureResult:
     """Lower bound of that ratio (one-sided, 99 %), by the noise of windows that no disturbance is in; None where the engine gives none."""
     noise_floor: float = 0.0
     """Standard deviation of A/A block log-ratios at this child's birth."""
+    at_most: float | None = None
+    """The speedup if the rows without a block had cost the candidate nothing, and the incumbent what they do beside itself: so far behind
+    that they were not measured. None where every row was."""
     weights_unchanged: bool = True
     gpu: GpuConditions | None = None
     """None on a CPU."""
@@ -397,7 +400,7 @@ class Estimate:
     high: float
     level: float = 0.95
     kind: str = "measured"
-    """`measured`, `simulated` or `predicted`."""
+    """`measured`, `simulated`, `predicted`, or `bound`: the value is the most that it can be."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -73,6 +73,24 @@ def test_the_windows_of_a_search_are_half_as_many_for_a_slow_candidate(
         assert check.positions == sum(block.steps_per_window * row.num_seqs for block in blocks)
 
 
+def test_a_candidate_far_behind_is_given_up_before_the_late_rows(
+    toy: DecoderEngine, deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toy._stable, "late_rows", frozenset({1}))
+    given_up = Stopping(min_rounds=3, max_rounds=3, hopeless=0.5)
+    result = toy.measure(assignment(deployment, SLEEPS, stopping=given_up))
+    assert result.failure is None
+    assert {block.row for block in result.blocks} == {ROWS[0]}
+    assert result.at_most is not None
+    assert 0 < result.at_most < 0.5
+    assert {check.row for check in result.checks} == {ROWS[0]}
+    again = toy.measure(assignment(deployment, HONEST, stopping=given_up))
+    assert {block.row for block in again.blocks} == set(ROWS)
+    assert again.at_most is None
+    cold = toy.measure(assignment(deployment, SLEEPS, stopping=given_up, purpose=Purpose.REMEASURE))
+    assert {block.row for block in cold.blocks} == set(ROWS), "only a search leaves rows out"
+
+
 def test_the_reference_checks_use_each_pool_set_once(toy: DecoderEngine, deployment: Deployment) -> None:
     result = toy.measure(assignment(deployment, HONEST, stopping=Stopping(min_rounds=4, max_rounds=4, half_width=1e-9)))
     steps = {block.row.key: block.steps_per_window for block in result.blocks}

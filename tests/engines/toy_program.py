@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,7 +41,9 @@ class ToyProgram:
         )
         return SlotTable(engine="decoder", version="toy", slots=(slot,))
 
-    def install(self, side: str, candidate: Any, artefacts: Any, cut: int) -> ReloadReport:
+    def install(
+        self, side: str, candidate: Any, artefacts: Any, cut: int, rows: Sequence[int] | None = None
+    ) -> ReloadReport:
         for use in candidate.parts:
             space: dict[str, Any] = {"program": self, "artefacts": artefacts}
             try:

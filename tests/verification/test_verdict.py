@@ -22,6 +22,7 @@ from hotpass.records.measurement import (
     Tier,
     Verdict,
 )
+from hotpass.records.shapes import Phase
 from tests.verification.builders import BAND, ROW, TABLE, blocks, check, result
 from verification.policy import Policy
 from verification.verdict import judge
@@ -237,6 +238,18 @@ def test_a_loser_that_was_given_up_is_undecided_not_slower() -> None:
     assert attempt.verdict is Verdict.INCONCLUSIVE
     assert "given up far behind: 0.399 x in 1 round" in attempt.reason
     assert (attempt.speedup.low, attempt.speedup.high) == (0.0, math.inf)
+
+
+def test_what_is_given_up_before_its_last_row_has_a_bound_and_no_time_of_the_deployment() -> None:
+    """The row that its part was meant for may be the one that was left out, so that it never ran is no fault."""
+    base = result(0.4, blocks=blocks(0.4, rounds=1), at_most=0.45, activation={"model": 0})
+    prompts = replace(ROW, phase=Phase.PREFILL, query_tokens=64)
+    attempt = judged(replace(base, assignment=replace(base.assignment, rows=(ROW, prompts))))
+    assert attempt.verdict is Verdict.INCONCLUSIVE
+    assert attempt.reason == f"given up far behind: at most 0.450 x, even if {prompts.key} took it no time"
+    assert (attempt.speedup.value, attempt.speedup.low, attempt.speedup.high) == (0.45, 0.0, math.inf)
+    assert attempt.speedup.kind == "bound"
+    assert attempt.tokens_per_second is None
 
 
 @pytest.mark.parametrize(("purpose", "verdict"), [(Purpose.SEARCH, Verdict.FASTER), (Purpose.COLD, Verdict.INVALID)])

@@ -13,9 +13,9 @@ import pytest
 
 from engines.judge.inputs import RandomTokens, drawer, window_tokens
 from engines.judge.rounds import Evidence, Plan, Rounds
+from engines.judge.rows import brief_rows, long_rows
 from engines.judge.windows import Window
 from engines.program import CandidateFailed, KvPlan
-from engines.stable import brief_rows
 from hotpass.records.measurement import FailureKind, Side, Stopping
 from hotpass.records.shapes import Phase, ShapeRow
 
@@ -64,6 +64,8 @@ def rounds(
     brief: frozenset[int],
     slowed: Callable[[], Sequence[str]] = tuple,
     brief_rounds: int = 0,
+    late: frozenset[int] = frozenset(),
+    alone: Mapping[tuple[int, int], float] | None = None,
 ) -> Rounds:
     source = RandomTokens(100, 1)
     rng = random.Random(3)
@@ -77,6 +79,8 @@ def rounds(
         incumbent_is_loaded=True,
         brief_rows=brief,
         brief_rounds=brief_rounds,
+        late_rows=late,
+        alone_seconds=alone or {},
         slowed=slowed,
     )
     return Rounds(pair, plan, evidence, rng)  # type: ignore[arg-type]
@@ -142,17 +146,53 @@ def test_a_closer_look_does_not_miss_the_deadline() -> None:
 
 def test_windows_go_where_the_noise_is() -> None:
     """A chunk of 600 ms in one step of a hundred decides little of three decode rows of 60 ms; one in three decides most."""
-    steps = [2, 2, 2, 1]
-    assert brief_rows([0.33, 0.33, 0.33, 0.01], [0.06, 0.06, 0.06, 0.6], steps) == {3}
-    assert brief_rows([0.2, 0.2, 0.2, 0.4], [0.06, 0.06, 0.06, 0.6], steps) == frozenset()
-    assert brief_rows([0.5, 0.5], [0.06, 0.05], [2, 2]) == frozenset()
+    windows = [0.12, 0.12, 0.12, 0.6]
+    assert long_rows(windows) == {3}
+    assert brief_rows([0.33, 0.33, 0.33, 0.01], [0.06, 0.06, 0.06, 0.6], windows) == {3}
+    assert brief_rows([0.2, 0.2, 0.2, 0.4], [0.06, 0.06, 0.06, 0.6], windows) == frozenset()
+    assert brief_rows([0.5, 0.5], [0.06, 0.05], [0.12, 0.1]) == frozenset()
+
+
+LATE = frozenset({1})
+
+
+@pytest.mark.parametrize(
+    ("candidate_seconds", "alone", "hopeless", "left_out"),
+    [
+        (0.02, 0.002, 0.5, True),
+        (0.02, None, 0.5, False),  # nobody knows what the late row takes
+        (0.02, 2.0, 0.5, False),  # the late row may make up for it
+        (0.02, 0.002, None, False),  # nothing is given up
+        (0.002, 0.002, 0.5, False),
+    ],
+)
+def test_a_late_row_is_left_out_only_where_it_cannot_make_up_for_the_others(
+    candidate_seconds: float, alone: float | None, hopeless: float | None, left_out: bool
+) -> None:
+    pair, evidence = ScriptedPair({Side.INCUMBENT: 0.002, Side.CANDIDATE: candidate_seconds}), Evidence()
+    measured = rounds(pair, evidence, LATE, brief_rounds=3, late=LATE, alone={} if alone is None else {(0, 1): alone})
+    test = measured.until_decided(Stopping(min_rounds=3, max_rounds=3, hopeless=hopeless), 1e18)
+    ran = Counter(pair.ran)
+    late_share, first_share = KV.rows[1].steps_share, KV.rows[0].steps_share
+    if not left_out:
+        assert evidence.at_most is None
+        assert {block.row for block in evidence.blocks} == set(KV.rows)
+        assert ran[(1, Side.CANDIDATE)] >= 1 + len(test.values), "one to warm it, then one a round"
+        assert sum(len(block.candidate_ms) for block in evidence.blocks if block.row == KV.rows[1]) == len(test.values)
+        return
+    expected = (first_share * 0.002 + late_share * 0.002) / (first_share * candidate_seconds)
+    assert evidence.at_most == pytest.approx(expected)
+    assert test.decision() == "hopeless"
+    assert {block.row for block in evidence.blocks} == {KV.rows[0]}
+    assert not any(ran[(1, side)] for side in Side), "not even for a check"
+    assert ran[(0, Side.CANDIDATE)] == 2
 
 
 def test_rounds_on_a_gpu_that_slows_itself_down_are_measured_again() -> None:
     looks = iter([(), ("hardware slowdown",), ("hardware slowdown",), (), ()])
     pair, evidence = ScriptedPair(), Evidence()
     measured = rounds(pair, evidence, frozenset(), lambda: next(looks))
-    ratios = [measured._steady_round(index, 1e18) for index in range(3)]
+    ratios = [measured._steady_round(index, 1e18, None) for index in range(3)]
     assert ratios == pytest.approx([np.log(2.0)] * 3)
     assert [block.round_index for block in evidence.blocks] == [0, 0, 1, 1, 2, 2], "blocks of a repeated round are gone"
     assert len(pair.ran) == 5 * 8, "five rounds ran"
