@@ -16,6 +16,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,9 +62,9 @@ class Effect:
     """Measured comparisons in which one side had it and the other had not."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Effects:
-    """One fit."""
+    """One fit. Asked once for each candidate of a search, so what every answer needs is worked out once."""
 
     things: tuple[str, ...]
     mean: tuple[float, ...]
@@ -80,7 +81,7 @@ class Effects:
     held_out_error: float
     """Median absolute error of the speedup of a candidate left out of the fit; nan with fewer than three."""
 
-    @property
+    @cached_property
     def version(self) -> str:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
 
@@ -91,13 +92,25 @@ class Effects:
 
     def log_speedup(self, things: frozenset[str], against: frozenset[str]) -> tuple[float, float]:
         """Mean and standard deviation of the log of the speedup; things that were never in a pair have their prior's width."""
-        row = _row(self.things, things, against)
-        strange = (things ^ against) - set(self.things)
-        variance = float(row @ np.array(self.covariance).reshape(len(self.things), -1) @ row) if self.things else 0.0
-        variance += sum(_prior(thing) ** 2 for thing in strange)
-        if things != against:
+        differing = sorted(things ^ against)  # what both have cancels
+        known = [thing for thing in differing if thing in self._places]
+        places = np.array([self._places[thing] for thing in known], np.intp)
+        signs = np.array([1.0 if thing in things else -1.0 for thing in known])
+        mean, covariance = self._belief
+        variance = float(signs @ covariance[np.ix_(places, places)] @ signs) if known else 0.0
+        variance += sum(_prior(thing) ** 2 for thing in differing if thing not in self._places)
+        if differing:
             variance += self.noise**2
-        return float(row @ np.array(self.mean)) if self.things else 0.0, self.widen * math.sqrt(variance)
+        return float(signs @ mean[places]) if known else 0.0, self.widen * math.sqrt(variance)
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {thing: place for place, thing in enumerate(self.things)}
+
+    @cached_property
+    def _belief(self) -> tuple[Floats, Floats]:
+        """Mean [things] and covariance [things, things]."""
+        return np.array(self.mean), np.array(self.covariance).reshape(len(self.things), len(self.things))
 
     def chance_above(self, things: frozenset[str], log_speedup: float) -> float:
         """Probability that the candidate's log speedup (over nothing) is beyond this."""
@@ -180,17 +193,24 @@ def _evidence(rows: Floats, values: Floats, variance: Floats, prior: Floats) -> 
 def _left_out(
     pairs: Sequence[Pair], names: Sequence[str], rows: Floats, values: Floats, spread: Floats, noise: float, prior: Floats
 ) -> tuple[Floats, Floats]:  # fmt: skip
-    """Per candidate: error of its first pair's log speedup by a fit without it, and that over the deviation that was claimed."""
+    """Per candidate: error of its first pair's log speedup by a fit without it, and that over the deviation that was claimed.
+
+    The fit without it is the whole one updated by minus its pairs (Woodbury), not another inversion a candidate.
+    """
     errors, scaled = [], []
-    who = np.array([pair.candidate for pair in pairs])
+    variance = spread**2 + noise**2
+    mean, covariance = _posterior(rows, values, variance, prior)
+    inside: dict[str, list[int]] = {name: [] for name in names}
+    for place, pair in enumerate(pairs):
+        inside[pair.candidate].append(place)
     for name in names:
-        inside = who == name
-        mean, covariance = _posterior(rows[~inside], values[~inside], spread[~inside] ** 2 + noise**2, prior)
-        place = int(np.flatnonzero(inside)[0])
-        row = rows[place]
-        error = float(values[place] - row @ mean)
-        errors.append(error)
-        scaled.append(abs(error) / math.sqrt(float(row @ covariance @ row) + noise**2 + spread[place] ** 2))
+        own = rows[inside[name]]
+        within = own @ covariance @ own.T
+        room = np.linalg.inv(np.diag(variance[inside[name]]) - within)
+        left = variance[inside[name]] * (room @ (values[inside[name]] - own @ mean))
+        without = float(within[0, 0] + within[0] @ room @ within[0])
+        errors.append(float(left[0]))
+        scaled.append(abs(errors[-1]) / math.sqrt(without + float(variance[inside[name][0]])))
     return np.array(errors), np.array(scaled)
 
 
