@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Protocol
 
 import numpy as np
 
 from engines.program import CandidateFailed
 from hotpass.canonical import content_hash
+from hotpass.parts import declaration
 from hotpass.records.candidate import AS_LOADED, Candidate, Numerics, Reload
 from hotpass.records.deployment import Deployment
 from hotpass.records.measurement import (
@@ -127,28 +129,7 @@ class FakeEngine:
 
     def slots(self) -> SlotTable:
         """A Llama tree of two layers."""
-        names = ["model", "model.embed_tokens"]
-        for layer in range(2):
-            root = f"model.layers.{layer}"
-            projections = [f"{root}.self_attn.{p}_proj" for p in "qkvo"]
-            gated = [f"{root}.mlp.{p}_proj" for p in ("gate", "up", "down")]
-            names += [root, f"{root}.input_layernorm", f"{root}.self_attn", *projections]
-            names += [f"{root}.post_attention_layernorm", f"{root}.mlp", *gated]
-        names += ["model.norm", "lm_head"]
-        return SlotTable(
-            engine="decoder",
-            version="fake",
-            slots=tuple(
-                Slot(
-                    name=name,
-                    stands_for="forward" if name == "model" else _class_of(name),
-                    signature="(batch, kv)" if name == "model" else "(hidden_states)",
-                    reference_sha256=content_hash(name),
-                    lowest_tier=Tier.FAST,
-                )
-                for name in names
-            ),
-        )
+        return _llama_tree()
 
     def install(self, side: Side, candidate: Candidate) -> ReloadReport:
         self.clock.advance(self.reload_seconds)
@@ -349,8 +330,6 @@ class FakeEngine:
         )
 
     def _activation(self, assignment: Assignment) -> dict[str, int]:
-        from hotpass.parts import declaration
-
         steps = 8 * sum(row.phase is Phase.DECODE for row in assignment.rows) + len(assignment.rows)
         table = self.slots()
         claims = [claim for use in assignment.candidate.parts for claim in declaration(use.source).claims]
@@ -358,6 +337,32 @@ class FakeEngine:
 
     def _noisy(self, time: float) -> float:
         return time * math.exp(self._rng.normal(0.0, self.noise))
+
+
+@cache
+def _llama_tree() -> SlotTable:
+    names = ["model", "model.embed_tokens"]
+    for layer in range(2):
+        root = f"model.layers.{layer}"
+        projections = [f"{root}.self_attn.{p}_proj" for p in "qkvo"]
+        gated = [f"{root}.mlp.{p}_proj" for p in ("gate", "up", "down")]
+        names += [root, f"{root}.input_layernorm", f"{root}.self_attn", *projections]
+        names += [f"{root}.post_attention_layernorm", f"{root}.mlp", *gated]
+    names += ["model.norm", "lm_head"]
+    return SlotTable(
+        engine="decoder",
+        version="fake",
+        slots=tuple(
+            Slot(
+                name=name,
+                stands_for="forward" if name == "model" else _class_of(name),
+                signature="(batch, kv)" if name == "model" else "(hidden_states)",
+                reference_sha256=content_hash(name),
+                lowest_tier=Tier.FAST,
+            )
+            for name in names
+        ),
+    )
 
 
 def _exact_check(row: ShapeRow) -> OutputCheck:

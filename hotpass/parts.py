@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -160,8 +161,12 @@ def read_part(path: Path) -> PartSource:
     return PartSource(name=path.name, files=tuple(files))
 
 
+@lru_cache(maxsize=1024)
 def declaration(source: PartSource) -> PartDeclaration:
-    """The declaration in a part's text, read from its syntax tree. Raises InputError naming the line."""
+    """The declaration in a part's text, read from its syntax tree. Raises InputError naming the line.
+
+    Kept: candidates are made and installed far more often than parts change.
+    """
     where = f"part {source.name}"
     try:
         tree = ast.parse(source.text())

@@ -13,10 +13,9 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from hotpass.parts import declaration
-from hotpass.records.candidate import Candidate, PartSource, Reload
+from hotpass.records.candidate import Candidate, Reload
 from hotpass.records.measurement import Attempt, Purpose, Tier, Verdict
 from hotpass.settings import reload_of_settings
 
@@ -209,14 +208,9 @@ class Ready:
 
 def reload_of(candidate: Candidate) -> Reload:
     """The costliest reload among its parts, its settings and its plan."""
-    classes = [_reload_of_part(use.source) for use in candidate.parts]
+    classes = [declaration(use.source).reload for use in candidate.parts]
     classes += [Reload.RESHARD] if candidate.parallelism else []
     return max([reload_of_settings(candidate.settings), *classes], key=lambda kind: kind.rank)
-
-
-@lru_cache(maxsize=1024)
-def _reload_of_part(source: PartSource) -> Reload:
-    return declaration(source).reload
 
 
 def pick(waiting: Sequence[Ready], running: Sequence[Ready], num_engines: int) -> tuple[int | None, list[int]]:

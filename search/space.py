@@ -20,11 +20,11 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from types import MappingProxyType
 
 from hotpass.canonical import canonical_json, content_hash
-from hotpass.parts import PartDeclaration, conflicts, declaration
+from hotpass.parts import conflicts, declaration
 from hotpass.records.candidate import Candidate, Numerics, PartSource, PartUse, Value
 from hotpass.records.deployment import Deployment
 from hotpass.records.slots import SlotTable
@@ -287,16 +287,10 @@ def make_candidate(
 
     Ranks that sum up what each of them has do so in another order, which is `tolerance`.
     """
-    classes = [_declared(use.source).numerics_of(use.params, dtype) for use in uses]
+    classes = [declaration(use.source).numerics_of(use.params, dtype) for use in uses]
     classes += [Numerics.TOLERANCE] if parallelism else []
     widest = max([numerics_of_settings(settings, dtype), *classes], key=lambda kind: kind.rank)
     return Candidate(parts=tuple(uses), settings=dict(settings), parallelism=dict(parallelism), numerics=widest)
-
-
-@lru_cache(maxsize=1024)
-def _declared(source: PartSource) -> PartDeclaration:
-    """Reading a declaration parses the source; candidates are made far more often than parts change."""
-    return declaration(source)
 
 
 def _is_inert(setting: Setting, taken: Sequence[Option]) -> bool:
