@@ -37,7 +37,7 @@ from cluster.proposers import proposer_of, unfinished
 from cluster.runs import facts_of
 from cluster.session import Hush, Session
 from cluster.state import CampaignState, fold
-from cluster.store import CandidateWriter, set_torn_aside
+from cluster.store import CandidateWriter, restored, set_torn_aside
 from cluster.warm import Warm, warm_of
 from hotpass.errors import HotpassError
 from hotpass.records.candidate import Numerics, PartSource
@@ -89,7 +89,7 @@ class Running:
 
     @property
     def store(self) -> CandidateWriter:
-        """Of candidates; the journal makes durable what it wrote before the events that name it."""
+        """Of candidates; the journal makes the sources durable before the events that name them."""
         if self._store is None:
             self._store = CandidateWriter(self.folder)
         return self._store
@@ -130,6 +130,9 @@ def opened_log(running: Running) -> Iterator[tuple[EventLog, CampaignState]]:
         state = fold(log.read())
         for path in set_torn_aside(running.folder, state.candidates):
             running.view.note(f"a candidate that was being written when the machine stopped was put aside as {path}")
+        proposals = (event.payload for event in log.read() if event.kind == "proposal")
+        for path in restored(running.folder, proposals):
+            running.view.note(f"a candidate whose folder was not whole was made again from the log as {path}")
         yield log, state
 
 

@@ -3,7 +3,8 @@
     candidates/<id>/candidate.toml, parts/<n>-<name>/…      written whole or not at all, verified by hash when read
 
 A person's candidate has the same form: `candidate.toml` beside the parts that it names, ids and hashes optional.
-What is not here: the log (`cluster.events`), measured passes (`cluster.passes`), and which candidate is good.
+What is not here: the log (`cluster.events`), the durable texts of parts (`cluster.sources`), measured passes (`cluster.passes`), and
+which candidate is good.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import os
 import re
 import shutil
 import tomllib
-from collections.abc import Container
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path, PurePosixPath
+from collections.abc import Container, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pydantic
 
+from cluster.sources import SourceStore, inside, sync_folder, write_file
 from hotpass.errors import InputError, LedgerError
 from hotpass.parts import declaration, read_part
 from hotpass.records.candidate import Candidate, Numerics, PartSource, PartUse, Value
@@ -28,7 +29,7 @@ from search.space import make_candidate
 
 SCHEMA = 1
 FILE = "candidate.toml"
-SYNC_THREADS = 8
+CANDIDATES = "candidates"
 
 
 class _PartEntry(pydantic.BaseModel):
@@ -60,41 +61,74 @@ def save_candidate(folder: Path, candidate: Candidate) -> Path:
 
     Raises InputError for a source path that leads out of the part's folder, LedgerError when the disk refuses.
     """
-    writer = CandidateWriter(folder)
-    target = writer.save(candidate)
-    writer.sync()
+    target = Path(folder) / CANDIDATES / candidate.id
+    if not (target / FILE).exists():
+        _place_candidate(target, candidate)
+        try:
+            sync_folder(target)
+        except OSError as error:
+            raise LedgerError(f"candidate {candidate.short_id} cannot be made durable: {error.strerror}") from error
     return target
 
 
 class CandidateWriter:
-    """Writes candidates now and makes them durable together: many of a fast campaign in one go. Used by one thread."""
+    """Writes what a campaign proposes, for hundreds of candidates a second. Used by one thread.
+
+    The log's proposal says everything of a candidate but the texts of its parts. So these are what is made durable, each once; the
+    candidates' own folders are for readers, and `restored` makes again what a loss of power took of them.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
-        self._unsynced: list[Path] = []
+        self._sources = SourceStore(folder)
 
     def save(self, candidate: Candidate) -> Path:
-        """Visible when it returns, durable after `sync`. Raises as `save_candidate`."""
-        target = self.folder / "candidates" / candidate.id
+        """Visible when it returns; after `sync` and with its proposal in the log never lost. Raises as `save_candidate`."""
+        target = self.folder / CANDIDATES / candidate.id
+        for use in candidate.parts:
+            self._sources.keep(use.source)
         if not (target / FILE).exists():
             _place_candidate(target, candidate)
-            self._unsynced.append(target)
         return target
 
     def sync(self) -> None:
-        """Everything saved so far survives a loss of power. Raises LedgerError."""
-        if not self._unsynced:
-            return
-        files = [path for target in self._unsynced for path in target.rglob("*")]
+        """The sources of everything saved so far survive a loss of power. Raises LedgerError."""
+        self._sources.sync()
+
+
+def restored(folder: Path, proposals: Iterable[Mapping[str, Any]]) -> list[Path]:
+    """Candidates of the log (`proposals`: payloads) whose folders a loss of power took or tore, made again; where they are.
+
+    What cannot be made again stays as it is, for `load_candidate` to report.
+    """
+    made, sources = [], SourceStore(folder)
+    for payload in proposals:
+        key = payload["candidate_id"]
         try:
-            with ThreadPoolExecutor(
-                min(SYNC_THREADS, len(files))
-            ) as pool:  # a file system makes several durable in one go
-                list(pool.map(_sync, files))
-            _sync(self.folder / "candidates")
-        except OSError as error:
-            raise LedgerError(f"candidates cannot be made durable in {self.folder}: {error.strerror}") from error
-        self._unsynced.clear()
+            load_candidate(folder, key)
+        except InputError:
+            candidate = _proposed(sources, payload)
+            if candidate is not None and candidate.id == key:
+                target = Path(folder) / CANDIDATES / key
+                shutil.rmtree(target, ignore_errors=True)
+                made.append(save_candidate(folder, candidate))
+    return made
+
+
+def _proposed(sources: SourceStore, payload: Mapping[str, Any]) -> Candidate | None:
+    """The candidate of a proposal; None when the text of a part is not there."""
+    uses = []
+    for part in payload["parts"]:
+        source = sources.find(part["name"], part["sha256"])
+        if source is None:
+            return None
+        uses.append(PartUse(source=source, params=part["params"]))
+    return Candidate(
+        parts=tuple(uses),
+        settings=payload["settings"],
+        parallelism=payload.get("parallelism", {}),
+        numerics=Numerics(payload["numerics"]),
+    )
 
 
 def _place_candidate(target: Path, candidate: Candidate) -> None:
@@ -115,7 +149,7 @@ def _place_candidate(target: Path, candidate: Candidate) -> None:
 
 def load_candidate(folder: Path, candidate_id: str) -> Candidate:
     """A candidate of the campaign in `folder`, whose content is verified against its id. Raises InputError."""
-    found = read_candidate_folder(Path(folder) / "candidates" / candidate_id)
+    found = read_candidate_folder(Path(folder) / CANDIDATES / candidate_id)
     if found.id != candidate_id:
         raise InputError("candidate", candidate_id, f"has the content of {found.id}", "restore the folder from a copy")
     return found
@@ -123,17 +157,17 @@ def load_candidate(folder: Path, candidate_id: str) -> Candidate:
 
 def load_candidates(folder: Path) -> dict[str, Candidate]:
     """Every candidate of the campaign, by id, each verified."""
-    paths = sorted((Path(folder) / "candidates").glob(f"[!.]*/{FILE}"))
+    paths = sorted((Path(folder) / CANDIDATES).glob(f"[!.]*/{FILE}"))
     return {path.parent.name: load_candidate(folder, path.parent.name) for path in paths}
 
 
 def set_torn_aside(folder: Path, named: Container[str]) -> list[Path]:
     """Candidates that a crash left half-written, and that no event names, moved to `candidates/.torn/`; where they went.
 
-    One that the log names was durable before its event: damage to it is no crash, and stays for `load_candidate` to report.
+    One that the log names is `restored`, not lost.
     """
     moved = []
-    for path in sorted((Path(folder) / "candidates").glob("[!.]*")):
+    for path in sorted((Path(folder) / CANDIDATES).glob("[!.]*")):
         if path.name in named:
             continue
         try:
@@ -201,8 +235,8 @@ def _write_candidate(folder: Path, candidate: Candidate) -> None:
             + " }",
         ]
         for path, text in use.source.files:
-            _write_file(folder / where / _inside(use.source.name, path), text.encode())
-    _write_file(folder / FILE, ("\n".join(lines) + "\n").encode())
+            write_file(folder / where / inside(use.source.name, path), text.encode())
+    write_file(folder / FILE, ("\n".join(lines) + "\n").encode())
 
 
 def _parsed(folder: Path) -> _CandidateFile:
@@ -229,7 +263,7 @@ def _parsed(folder: Path) -> _CandidateFile:
 def _part_use(folder: Path, entry: _PartEntry) -> PartUse:
     where = f"{folder / FILE}: part {entry.name}"
     places = [entry.folder] if entry.folder else [f"parts/{entry.name}", entry.name, f"{entry.name}.py"]
-    root = next((folder / _inside(entry.name, place) for place in places if (folder / place).exists()), None)
+    root = next((folder / inside(entry.name, place) for place in places if (folder / place).exists()), None)
     if root is None:
         raise InputError(where, places[0], "does not exist", "put the part's sources there, or name their `folder`")
     if entry.files is None:
@@ -237,21 +271,13 @@ def _part_use(folder: Path, entry: _PartEntry) -> PartUse:
         source = PartSource(name=entry.name, files=read.files)
     else:
         source = PartSource(
-            name=entry.name, files=tuple((path, _text(root / _inside(entry.name, path))) for path in entry.files)
+            name=entry.name, files=tuple((path, _text(root / inside(entry.name, path))) for path in entry.files)
         )
     if entry.sha256 not in ("", source.sha256):
         raise InputError(
             where, entry.sha256, f"is not the hash of its sources ({source.sha256})", "restore or remove sha256"
         )
     return declaration(source).bind(source, {name: _from_toml(value) for name, value in entry.params.items()})
-
-
-def _inside(part: str, path: str) -> str:
-    """The path, if it stays inside of the folder that it is relative to."""
-    pure = PurePosixPath(path)
-    if pure.is_absolute() or ".." in pure.parts or not pure.parts:
-        raise InputError(f"part {part}: file", path, "leads out of its folder", "use a relative path without ..")
-    return path
 
 
 def _text(path: Path) -> str:
@@ -274,17 +300,3 @@ def _from_toml(value: Any) -> Value:
     if isinstance(value, (str, int, float, bool)):
         return value
     raise InputError("candidate: value", value, "is no text, number or boolean", "write a plain value")
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-
-
-def _sync(path: Path) -> None:
-    """A file or a folder."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from cluster.events import EventLog, read_events
+from cluster.journal import proposal_payload
 from cluster.passes import PASS_COLUMNS, PassWriter, read_passes
-from cluster.store import load_candidate, load_candidates, read_candidate_folder, save_candidate
+from cluster.store import (
+    CandidateWriter,
+    load_candidate,
+    load_candidates,
+    read_candidate_folder,
+    restored,
+    save_candidate,
+)
+from hotpass.decode import json_safe
 from hotpass.errors import InputError
-from hotpass.records.candidate import AS_LOADED, Candidate, Numerics, PartSource, PartUse
+from hotpass.records.candidate import AS_LOADED, Candidate, Numerics, PartSource, PartUse, Proposal
 from tests.search.builders import part
 
 TEXT = (
@@ -54,6 +65,74 @@ def test_a_changed_source_or_setting_is_noticed(tmp_path: Path) -> None:
     toml = folder / "candidate.toml"
     toml.write_text(toml.read_text().replace('"threads" = 2', '"threads" = 1'))
     with pytest.raises(InputError, match="does not belong to this content"):
+        load_candidate(tmp_path, CANDIDATE.id)
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Paths that were made durable, in order."""
+    found: list[Path] = []
+    fsync = os.fsync
+
+    def note(fd: int) -> None:
+        found.append(Path(os.readlink(f"/proc/self/fd/{fd}")))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    return found
+
+
+def test_each_source_is_made_durable_once_and_candidates_cost_no_trip_to_the_disk(
+    tmp_path: Path, synced: list[Path]
+) -> None:
+    writer = CandidateWriter(tmp_path)
+    writer.save(CANDIDATE)
+    assert synced == []
+    writer.sync()
+    folder = tmp_path.resolve() / "sources" / SOURCE.sha256
+    assert {folder / "part.py", folder / "step.cpp", folder / "sub/a.h", folder / "sub", folder} <= set(synced)
+    assert {folder.parent, tmp_path.resolve()} <= set(synced)
+    synced.clear()
+    writer.save(Candidate(parts=(PartUse(source=SOURCE, params={"bits": 32, "act": None}),)))
+    writer.sync()
+    assert synced == []
+
+
+def test_what_a_dead_writer_left_is_made_durable_by_the_next(tmp_path: Path, synced: list[Path]) -> None:
+    CandidateWriter(tmp_path).save(CANDIDATE)
+    again = CandidateWriter(tmp_path)
+    again.save(CANDIDATE)
+    again.sync()
+    assert tmp_path.resolve() / "sources" / SOURCE.sha256 / "step.cpp" in synced
+
+
+@pytest.mark.parametrize("harm", ["gone", "emptied", "cut"])
+def test_a_candidate_that_a_loss_of_power_took_comes_back_from_log_and_sources(tmp_path: Path, harm: str) -> None:
+    writer = CandidateWriter(tmp_path)
+    whole = Candidate(settings={"threads": 1})
+    folder = writer.save(CANDIDATE)
+    writer.save(whole)
+    writer.sync()
+    proposals = [json_safe(proposal_payload(Proposal(candidate=c, proposer="optuna"))) for c in (CANDIDATE, whole)]
+    if harm == "gone":
+        shutil.rmtree(folder)
+    elif harm == "emptied":
+        (folder / "candidate.toml").write_bytes(b"")
+    else:
+        (folder / "parts/0-cpp-model-" / "step.cpp").write_bytes(b"// tab")
+    assert restored(tmp_path, proposals) == [folder]
+    assert load_candidates(tmp_path) == {CANDIDATE.id: CANDIDATE, whole.id: whole}
+    assert restored(tmp_path, proposals) == []
+
+
+def test_a_candidate_without_its_sources_stays_to_be_reported(tmp_path: Path) -> None:
+    folder = save_candidate(tmp_path, CANDIDATE)
+    (folder / "candidate.toml").write_bytes(b"")
+    proposal = json_safe(proposal_payload(Proposal(candidate=CANDIDATE, proposer="optuna")))
+    (tmp_path / "sources" / SOURCE.sha256).mkdir(parents=True)
+    (tmp_path / "sources" / SOURCE.sha256 / "part.py").write_text("cut")
+    assert restored(tmp_path, [proposal]) == []
+    with pytest.raises(InputError):
         load_candidate(tmp_path, CANDIDATE.id)
 
 
