@@ -75,11 +75,12 @@ class SileroStages:
         chosen, batch = {}, len(audio)
 
         def settle(name, calls, x):
-            expected = _one_by_one(calls[0], x, batch)
-            equal = (index for index, call in enumerate(calls) if _equal(call(x), expected))
+            tried = _many_like(x, batch) if name == "sigmoid" else x
+            expected = _one_by_one(calls[0], tried, batch)
+            equal = (index for index, call in enumerate(calls) if _equal(call(tried), expected))
             index = next(equal, None)
             chosen[name] = (0, False) if index is None else (index, True)
-            return expected
+            return expected[: len(x)]
 
         _run(audio, self.w, settle=settle)
         return chosen
@@ -156,6 +157,12 @@ def _spread_sigmoid(x):
     apart = x.new_empty(len(x), 2)
     apart[:, 0] = x
     return torch.sigmoid(apart[:, 0])
+
+
+def _many_like(x, batch):
+    """x with some thousand values more: the two loops over values differ on one in a hundred."""
+    more = 4 * torch.randn(4096 * batch, generator=torch.Generator().manual_seed(1))
+    return torch.cat((x, more))
 
 
 def _one_by_one(call, x, batch):
