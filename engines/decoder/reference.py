@@ -71,13 +71,14 @@ class Net:
     def ragged(self) -> bool:
         return not self.reason
 
-    def forward(self, batch: Batch, kv: KvPool) -> torch.Tensor:
-        """Logits float32 [num_seqs, vocab] of the last token of each sequence; writes the KV of every token."""
+    def forward(self, batch: Batch, kv: KvPool, *, every_position: bool = False) -> torch.Tensor:
+        """Logits float32 [num_seqs, vocab] of the last token of each sequence, or [T, vocab] of every token; writes the KV of each."""
         outer = self.step.batch
         if outer is not batch:
             self.step.begin(batch)
         # 0 keeps every row, and in a decode step every row is a last one
-        last: int | torch.Tensor = 0 if batch.query_tokens == batch.num_seqs else batch.seq_starts[1:] - 1
+        every = every_position or batch.query_tokens == batch.num_seqs
+        last: int | torch.Tensor = 0 if every else batch.seq_starts[1:] - 1
         out = self.model(
             input_ids=batch.tokens[None], position_ids=batch.positions[None], use_cache=False, logits_to_keep=last
         )

@@ -166,8 +166,12 @@ def score_text(side: DecoderSide, tokens: Sequence[int], chunk_tokens: int, out:
     """Logits of every position of one text into `out` float32 [len(tokens), vocab], one sequence at a time.
 
     The first half is decoded from the first token on; then a second slot gets it as prefill chunks, which must end in the same
-    place, and decodes the rest: so both ways to compute a context are in the result.
+    place, and decodes the rest: so both ways to compute a context are in the result. Nobody doubts the reference, which computes all
+    positions in one pass.
     """
+    if side.name == "reference" and side.net.ragged:
+        _score_at_once(side, tokens, out)
+        return
     length = len(tokens)
     half = max(1, length // 2)
     first = side.plan.num_slots - side.plan.serving_slots
@@ -187,3 +191,12 @@ def score_text(side: DecoderSide, tokens: Sequence[int], chunk_tokens: int, out:
         for position in range(half, length):
             out[position].copy_(step(slots[1], position, position + 1))
         side.free_slot(slots[1])
+
+
+def _score_at_once(side: DecoderSide, tokens: Sequence[int], out: torch.Tensor) -> None:
+    slot = side.plan.num_slots - side.plan.serving_slots
+    ids = torch.tensor(list(tokens), device=side.device)
+    batch = build_batch(ids, contexts=[0], query_lens=[len(ids)], slots=[slot])
+    with torch.inference_mode():
+        out.copy_(side.net.forward(batch, side.kv, every_position=True))
+    side.free_slot(slot)

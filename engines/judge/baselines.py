@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from engines.client import Child
 from engines.judge.checks import merged
 from engines.judge.inputs import seed_of
 from engines.judge.pairing import SideBySide
-from engines.judge.rounds import Evidence, Place, Rounds
+from engines.judge.rounds import BRIEF_ROUNDS, Evidence, Place, Rounds
 from engines.program import CandidateFailed
 from engines.stable import Stable, machine_fault
 from hotpass.records.candidate import Numerics
@@ -42,7 +43,7 @@ def measure_baseline(
         try:
             _install(stable, child, name, places, deadline)
             rng = random.Random(seed_of(seed, name))
-            plan = stable.plan(places, stable.recipe.sources(seed, False), rng)
+            plan = replace(stable.plan(places, stable.recipe.sources(seed, False), rng), brief_rounds=BRIEF_ROUNDS)
             pair = SideBySide(child, stable.kv, stable.recipe.model.vocab_size)
             Rounds(pair, plan, evidence, rng).until_decided(STOPPING, deadline)
         except CandidateFailed as error:

@@ -73,12 +73,19 @@ def test_generate_gives_each_prompt_its_continuation(world):
     assert world.program.generate("candidate", PROMPTS, 4) == [world.greedy(prompt, 4) for prompt in PROMPTS]
 
 
+@pytest.mark.parametrize("side", ["incumbent", "reference"])
 @pytest.mark.parametrize("length", [1, 2, 13, 40])
-def test_score_gives_the_logits_of_every_position(world, length):
+def test_score_gives_the_logits_of_every_position(world, length, side):
     tokens = world.tokens(length, seed=3)
     out = torch.full((length, 97), float("nan"))
-    world.program.score("incumbent", 0, tokens.tolist(), out)
+    steps = world.program._loaded(side, 0).step
+    before = steps.serial
+    world.program.score(side, 0, tokens.tolist(), out)
     torch.testing.assert_close(out, world.logits(tokens), rtol=0, atol=1e-5)
+    passes = steps.serial - before
+    assert passes <= 2 if side == "reference" else passes >= length, (
+        "the reference takes one pass, and the step before it again"
+    )
 
 
 def test_own_cache_models_serve_too(make_world):
