@@ -59,8 +59,8 @@ def judge(
         return _attempt(result, *rejected)
     if result.assignment.tier is Tier.SLOW and result.replays:
         return _by_replay(result)
-    if result.at_most is not None:
-        return _given_up(result, result.at_most)
+    if result.at_most:
+        return _far_behind(result)
     return _by_blocks(result, shapes, num_layers)
 
 
@@ -137,7 +137,7 @@ def _beside_incumbent(result: MeasureResult, numerics: Numerics, band: Band, pol
 
 def _never_ran(result: MeasureResult) -> tuple[Verdict, str] | None:
     """What was given up before some rows may have been meant for those."""
-    if not result.assignment.candidate.parts or result.at_most is not None:
+    if not result.assignment.candidate.parts or result.at_most:
         return None
     silent = [slot for slot, calls in result.activation.items() if calls == 0]
     if silent or not result.activation:
@@ -218,18 +218,23 @@ def _by_blocks(result: MeasureResult, shapes: ShapeTable, num_layers: int) -> At
     return _attempt(result, verdict, reason, speed=speed, tokens_per_second=rate)
 
 
-def _given_up(result: MeasureResult, at_most: float) -> Attempt:
-    """Far behind, whatever the rows that were left out would have shown: a bound, and no time of the deployment."""
+def _far_behind(result: MeasureResult) -> Attempt:
+    """Whatever the rows that were left out would have shown: a bound, and no time of the deployment."""
+    test = SequentialTest(result.assignment.stopping)
+    for bound in result.at_most:
+        test.add(math.log(bound))
+    high = math.exp(test.interval()[1]) if len(test.values) > 1 else math.inf
     measured = {block.row.key for block in result.blocks}
-    left_out = [row.key for row in result.assignment.rows if row.key not in measured]
-    reason = f"given up far behind: at most {at_most:.3f} x, even if {', '.join(left_out)} took it no time"
+    left_out = ", ".join(row.key for row in result.assignment.rows if row.key not in measured)
+    found = f"at most {math.exp(test.mean):.3f} x [0, {high:.3f}], even if {left_out} took it no time"
+    slower = high < 1
     return Attempt(
         **_common(result),
-        verdict=Verdict.INCONCLUSIVE,
-        reason=reason,
-        speedup=Estimate(value=at_most, low=0.0, high=math.inf, kind="bound"),
+        verdict=Verdict.SLOWER if slower else Verdict.INCONCLUSIVE,
+        reason=found if slower else f"given up far behind: {found}",
+        speedup=Estimate(value=math.exp(test.mean), low=0.0, high=high, level=1 - test.stopping.alpha, kind="bound"),
         tokens_per_second=None,
-        rounds=1,
+        rounds=len(test.values),
     )
 
 

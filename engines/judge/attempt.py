@@ -252,9 +252,9 @@ class Judge:
         return replace(plan, alone_seconds=attempt.alone.seconds(), brief_rounds=brief, late_rows=attempt.late_rows)
 
     def _late_rows(self, assignment: Assignment) -> frozenset[int]:
-        """Where a candidate may be given up before them."""
-        gives_up = assignment.purpose is Purpose.SEARCH and assignment.stopping.hopeless is not None
-        return self._stable.late_rows if gives_up and assignment.tier is Tier.FAST else frozenset()
+        """Of a search only: whoever asks about one candidate is told of every row."""
+        searches = assignment.purpose is Purpose.SEARCH and assignment.tier is Tier.FAST
+        return self._stable.late_rows if searches else frozenset()
 
     def _restore(self, attempt: Attempt, pair_child: PairChild) -> None:
         """Both sides as loaded, then the proof; without it the child is replaced."""
@@ -320,7 +320,7 @@ class Judge:
             incumbent_disturbed=attempt.disturbance.ratio,
             disturbed_low=attempt.disturbance.low,
             noise_floor=attempt.noise_floor,
-            at_most=attempt.evidence.at_most,
+            at_most=tuple(attempt.evidence.at_most),
             weights_unchanged=attempt.weights_unchanged,
             phases_ms=attempt.phases_ms,
             failure=attempt.failure,

@@ -4,8 +4,9 @@
 
 The order of each block is a coin's; the order of sides within it (ABBA, BAAB) cancels a linear drift. A row whose windows are long for
 what they decide has two a round (AB, BA), whose drift the coins cancel over rounds; so the time goes where the noise is. The first rounds of
-a search are like that on every row: most candidates are far behind, and half the windows say so. Rows with long windows come last in such
-a round, and not at all where the others say that it cannot be made up for. Times are steps' means over a window.
+a search are like that on every row: most candidates are far behind, and half the windows say so. Rows with long windows come last in its
+rounds, and not at all where the others say in the first that it cannot be made up for: what is tested then is the most that the log ratio
+may be. Times are steps' means over a window.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ BRIEF_ORDERS = ("AB", "BA")
 BRIEF_ROUNDS = 3
 """Of a search: as many as the least that have an interval. Their spread is larger by a root of two, which the sequential test bears: its
 error rate stays below the stated one (simulated in the tests of `hotpass.stats`)."""
+FAR_BEHIND = 0.5
+"""A candidate at 0.6 of the incumbent's speed at most, whatever the late rows would show, is judged without them."""
 SIDES = {"A": Side.INCUMBENT, "B": Side.CANDIDATE}
 
 Place = tuple[int, int]
@@ -54,8 +57,8 @@ class Evidence:
     """The candidate's first window; None before it."""
     incumbent_lost_seconds: float = 0.0
     """By how much its windows were longer beside the candidate than beside itself, together."""
-    at_most: float | None = None
-    """The speedup if late rows had cost the candidate nothing, where they were not measured for what the others said; else None."""
+    at_most: list[float] = field(default_factory=list)
+    """For each round the speedup if late rows had cost the candidate nothing, where they are not measured for what the others said."""
     incumbent_changed: list[str] = field(default_factory=list)
     """Rows on which the deployment as loaded, as the incumbent, no longer answered as at birth."""
 
@@ -110,9 +113,9 @@ class Rounds:
             start = time.monotonic()
             if test.values and start + ROOM * longest > deadline:
                 break
-            test.add(self._steady_round(len(test.values), deadline, stopping.hopeless))
+            test.add(self._steady_round(len(test.values), deadline))
             longest = max(longest, time.monotonic() - start)
-        if test.decision() != "slower":
+        if test.decision() != "slower" or self._evidence.at_most:
             self._check_more(min(self._plan.brief_rounds, len(test.values)), deadline - ROOM * longest, deadline)
         self.finish_checks(deadline)
         return test
@@ -127,16 +130,16 @@ class Rounds:
                 if place[1] not in self._plan.brief_rows:
                     self._window(Side.CANDIDATE, place, deadline)
 
-    def round(self, index: int, deadline: float, hopeless: float | None = None) -> float:
-        """One block on every place; the log ratio of the deployment-weighted sums. In the first round one on late rows only if the log
-        ratio may be above minus `hopeless`; else the most that it may be."""
+    def round(self, index: int, deadline: float) -> float:
+        """One block on every place; the log ratio of the deployment-weighted sums. Without late rows where the first round has left them
+        out: the most that it may be."""
         blocks = [self.block(place, index, deadline) for place in self._first]
         self._evidence.blocks += blocks
-        if self._late and index == 0:
-            bound = self._bound(blocks)
-            if hopeless is not None and bound < -hopeless:
-                self._evidence.at_most = math.exp(bound)
-                return bound
+        bound = self._bound(blocks)
+        if self._evidence.at_most or (index == 0 and bound < -FAR_BEHIND):
+            self._evidence.at_most.append(math.exp(bound))
+            return bound
+        if index == 0:
             self._warm_late(deadline)
         late = [self.block(place, index, deadline) for place in self._late]
         self._evidence.blocks += late
@@ -145,7 +148,7 @@ class Rounds:
     def _bound(self, blocks: Sequence[MeasuredBlock]) -> float:
         """Log ratio of the sums if late rows cost the candidate nothing, and the incumbent what they do beside itself."""
         rows, alone = self._plan.kv.rows, self._plan.alone_seconds
-        if any(place not in alone for place in self._late):
+        if not self._late or any(place not in alone for place in self._late):
             return math.inf
         late_ms = sum(rows[place[1]].steps_share * alone[place] * 1e3 for place in self._late)
         incumbent_ms = sum(block.row.steps_share * block.incumbent_step_ms for block in blocks)
@@ -158,18 +161,17 @@ class Rounds:
                 self._window(side, place, deadline)
 
     def _measured_places(self) -> Sequence[Place]:
-        return self._plan.places if self._evidence.at_most is None else self._first
+        return self._first if self._evidence.at_most else self._plan.places
 
-    def _steady_round(self, index: int, deadline: float, hopeless: float | None) -> float:
+    def _steady_round(self, index: int, deadline: float) -> float:
         """A round in which nothing slowed the machine down. Raises CandidateFailed (disturbed) when there is none."""
-        kept = len(self._evidence.blocks)
+        blocks, bounds = len(self._evidence.blocks), len(self._evidence.at_most)
         for _ in range(MAX_SLOWED):
-            ratio = self.round(index, deadline, hopeless)
+            ratio = self.round(index, deadline)
             reasons = self._plan.slowed()
             if not reasons:
                 return ratio
-            del self._evidence.blocks[kept:]
-            self._evidence.at_most = None
+            del self._evidence.blocks[blocks:], self._evidence.at_most[bounds:]
         message = f"not measurable now: {', '.join(reasons)} in {MAX_SLOWED} rounds in a row"
         raise CandidateFailed(Failure(kind=FailureKind.DISTURBED, message=message))
 

@@ -363,9 +363,9 @@ class MeasureResult:
     """Lower bound of that ratio (one-sided, 99 %), by the noise of windows that no disturbance is in; None where the engine gives none."""
     noise_floor: float = 0.0
     """Standard deviation of A/A block log-ratios at this child's birth."""
-    at_most: float | None = None
-    """The speedup if the rows without a block had cost the candidate nothing, and the incumbent what they do beside itself: so far behind
-    that they were not measured. None where every row was."""
+    at_most: tuple[float, ...] = ()
+    """For each round the speedup if the rows without a block had cost the candidate nothing, and the incumbent what they do beside itself:
+    so far behind that they were not measured. Empty where every row was."""
     weights_unchanged: bool = True
     gpu: GpuConditions | None = None
     """None on a CPU."""

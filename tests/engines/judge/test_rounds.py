@@ -157,42 +157,44 @@ LATE = frozenset({1})
 
 
 @pytest.mark.parametrize(
-    ("candidate_seconds", "alone", "hopeless", "left_out"),
+    ("candidate_seconds", "alone", "hopeless", "rounds_without"),
     [
-        (0.02, 0.002, 0.5, True),
-        (0.02, None, 0.5, False),  # nobody knows what the late row takes
-        (0.02, 2.0, 0.5, False),  # the late row may make up for it
-        (0.02, 0.002, None, False),  # nothing is given up
-        (0.002, 0.002, 0.5, False),
+        (0.02, 0.002, 0.5, 1),
+        (0.02, 0.002, None, 3),  # measured on, without the late row
+        (0.02, None, 0.5, 0),  # nobody knows what the late row takes
+        (0.02, 2.0, 0.5, 0),  # the late row may make up for it
+        (0.002, 0.002, 0.5, 0),
     ],
 )
 def test_a_late_row_is_left_out_only_where_it_cannot_make_up_for_the_others(
-    candidate_seconds: float, alone: float | None, hopeless: float | None, left_out: bool
+    candidate_seconds: float, alone: float | None, hopeless: float | None, rounds_without: int
 ) -> None:
     pair, evidence = ScriptedPair({Side.INCUMBENT: 0.002, Side.CANDIDATE: candidate_seconds}), Evidence()
-    measured = rounds(pair, evidence, LATE, brief_rounds=3, late=LATE, alone={} if alone is None else {(0, 1): alone})
+    known = {} if alone is None else {(0, 1): alone}
+    measured = rounds(pair, evidence, LATE, brief_rounds=3, late=LATE, alone=known)
     test = measured.until_decided(Stopping(min_rounds=3, max_rounds=3, hopeless=hopeless), 1e18)
     ran = Counter(pair.ran)
-    late_share, first_share = KV.rows[1].steps_share, KV.rows[0].steps_share
-    if not left_out:
-        assert evidence.at_most is None
+    if not rounds_without:
+        assert evidence.at_most == []
         assert {block.row for block in evidence.blocks} == set(KV.rows)
         assert ran[(1, Side.CANDIDATE)] >= 1 + len(test.values), "one to warm it, then one a round"
         assert sum(len(block.candidate_ms) for block in evidence.blocks if block.row == KV.rows[1]) == len(test.values)
         return
-    expected = (first_share * 0.002 + late_share * 0.002) / (first_share * candidate_seconds)
-    assert evidence.at_most == pytest.approx(expected)
-    assert test.decision() == "hopeless"
+    shares = [row.steps_share for row in KV.rows]
+    bound = (shares[0] * 0.002 + shares[1] * 0.002) / (shares[0] * candidate_seconds)
+    assert evidence.at_most == pytest.approx([bound] * rounds_without)
+    assert test.decision() == ("hopeless" if hopeless else "slower")
+    assert test.mean == pytest.approx(np.log(bound)), "the most that it may be"
     assert {block.row for block in evidence.blocks} == {KV.rows[0]}
     assert not any(ran[(1, side)] for side in Side), "not even for a check"
-    assert ran[(0, Side.CANDIDATE)] == 2
+    assert ran[(0, Side.CANDIDATE)] == 2 * rounds_without, "what brief rounds left out is looked at"
 
 
 def test_rounds_on_a_gpu_that_slows_itself_down_are_measured_again() -> None:
     looks = iter([(), ("hardware slowdown",), ("hardware slowdown",), (), ()])
     pair, evidence = ScriptedPair(), Evidence()
     measured = rounds(pair, evidence, frozenset(), lambda: next(looks))
-    ratios = [measured._steady_round(index, 1e18, None) for index in range(3)]
+    ratios = [measured._steady_round(index, 1e18) for index in range(3)]
     assert ratios == pytest.approx([np.log(2.0)] * 3)
     assert [block.round_index for block in evidence.blocks] == [0, 0, 1, 1, 2, 2], "blocks of a repeated round are gone"
     assert len(pair.ran) == 5 * 8, "five rounds ran"
