@@ -22,6 +22,8 @@ MODULE_DEFAULTS = {"traffic": "examples", "numerics": Numerics.BIT_IDENTICAL.val
 """Of a module: its examples stand for traffic, and science expects the very same bits unless it says otherwise."""
 DEVICES = ("auto", "cpu", "cuda")
 SAMPLERS = ("optuna", "random", "none")
+DURATIONS = ("budget", "engine_budget", "patience", "llm_turn")
+"""Fields that are times as people write them."""
 LLM_TOOLS = ("auto", "native", "text")
 CONTROLS = ("none", "random", "optuna")
 
@@ -199,6 +201,9 @@ def read_campaign_file(path: Path) -> dict[str, Any]:
     for name in content:
         if name not in known:
             raise InputError(f"campaign file {path}: key", name, "is not known", nearest(str(name), list(known)))
+    for name in DURATIONS:
+        if not isinstance(content.get(name, ""), str):
+            parse_duration(content[name], f"campaign file {path}: {name}")
     kinds: dict[str, Any] = {name: (_TYPES[str(known[name].type)], ...) for name in content}
     adapter = TypeAdapter(create_model("CampaignFile", __config__=ConfigDict(strict=True), **kinds))
     try:
@@ -208,11 +213,12 @@ def read_campaign_file(path: Path) -> dict[str, Any]:
         name = str(first["loc"][0])
         problem = f"is of the wrong type: {first['msg'][0].lower()}{first['msg'][1:]}"
         raise InputError(
-            f"campaign file {path}: {name}", content[name], problem, f"write a {known[name].type}"
+            f"campaign file {path}: {name}", content[name], problem, f"write {_CALLED[str(known[name].type)]}"
         ) from None
     return content
 
 
+_CALLED = {"str": "a text in quotes", "int": "a whole number", "bool": "true or false", "float": "a number"}
 _TYPES: dict[str, type] = {"str": str, "int": int, "bool": bool, "float": float}
 
 

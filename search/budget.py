@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hotpass.errors import InputError
 
+FORMS = "write it as 90s, 5m, 1h or 1h30m"
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -59,11 +60,20 @@ def reason_to_stop(budget: Budget, spent: Spent) -> str:
     return ""
 
 
-def parse_duration(text: str, field: str = "budget") -> float:
-    """Seconds of `90s`, `5m`, `1.5h`, `1h30m`; a bare number is seconds. Raises InputError unless above 0."""
+def parse_duration(text: object, field: str = "budget") -> float:
+    """Seconds of `90s`, `5m`, `1.5h`, `1h30m`; a bare number as text is seconds. Raises InputError unless above 0.
+
+    A number that is no text (a campaign file, Python) has no unit, so nobody knows what was meant."""
+    if not isinstance(text, str):
+        remedy = f'write it as text with a unit: "{text}m", or as 90s, 5m, 1h or 1h30m' if _is_number(text) else FORMS
+        raise InputError(field, text, "is not a duration: it has no unit", remedy)
     pieces = re.findall(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd]?)", text)
     whole = re.fullmatch(r"\s*(?:[0-9]+(?:\.[0-9]+)?\s*[smhd]?\s*)+", text)
     seconds = sum(float(number) * UNITS[unit or "s"] for number, unit in pieces) if whole else 0.0
     if seconds <= 0 or (len(pieces) > 1 and not all(unit for _, unit in pieces)):
-        raise InputError(field, text, "is not a duration", "write it as 90s, 5m, 1h or 1h30m")
+        raise InputError(field, text, "is not a duration", FORMS)
     return seconds
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -25,7 +25,20 @@ def test_options_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) ->
     [
         ("c.toml", "modell = 'x'", "key 'modell' is not known; did you mean 'model'?"),
         ("c.toml", "concurrency = 'four'", "concurrency 'four' is of the wrong type"),
-        ("c.yaml", "ray: 1", "ray '1' is of the wrong type"),
+        ("c.yaml", "ray: 1", "is of the wrong type: input should be a valid boolean; write true or false"),
+        ("c.toml", "llm = 3", "valid string; write a text in quotes"),
+        (
+            "c.toml",
+            "budget = 5",
+            "budget '5' is not a duration: it has no unit; write it as text with a unit: \"5m\", or as",
+        ),
+        (
+            "c.yaml",
+            "engine_budget: 90",
+            "engine_budget '90' is not a duration: it has no unit; write it as text with a unit: \"90m\"",
+        ),
+        ("c.toml", "patience = 1.5", 'it has no unit; write it as text with a unit: "1.5m"'),
+        ("c.yaml", "llm_turn: true", "is not a duration: it has no unit; write it as 90s, 5m, 1h or 1h30m"),
         ("c.toml", "model = ", "cannot be parsed"),
         ("c.yaml", "- a\n- b", "holds no keys"),
     ],
@@ -54,3 +67,8 @@ def test_a_pace_keeps_part_of_the_budget_for_the_claim() -> None:
     assert short.cold.alpha == 0.05
     assert long.cold.max_rounds > short.cold.max_rounds
     assert (short.replay_output_tokens, long.replay_output_tokens) == (32, 0)
+
+
+def test_a_duration_without_a_unit_is_refused_from_python_too() -> None:
+    with pytest.raises(InputError, match=r'budget .* has no unit; write it as text with a unit: "5m"'):
+        make_spec({"model": "a", "traffic": "chat", "budget": 5})
