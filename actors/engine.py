@@ -150,7 +150,9 @@ class EngineServer:
 
     def _lease(self) -> AbstractContextManager[MeasuringLease | None]:
         """The fake takes none: it keeps nobody's memory bus busy."""
-        return nullcontext() if self.spec.kind == "fake" else MeasuringLease(self.domain)
+        if self.spec.kind == "fake":
+            return nullcontext()
+        return MeasuringLease(self.domain, holder=f"{self.spec.name} of {self.spec.campaign or 'no campaign'}")
 
     def _again(self, tier: Tier) -> None:
         assert self._deployment is not None

@@ -1,7 +1,7 @@
 """The measuring lease: at most one measurement at a time in a memory-bandwidth domain, whatever campaigns run on the machine.
 
 A file lock on the node itself, so that it holds between Ray clusters and plain processes alike, and is free again when its
-holder dies. The holder writes its process id into the file, for the message that the next one waits with.
+holder dies. The holder writes its process id and what it is into the file, for whoever waits meanwhile (`holder_of`).
 
     wait at the turnstile ─► in it, wait for the lease ─► hold the lease, turnstile free for the next
 
@@ -35,8 +35,10 @@ def lease_folder() -> Path:
 class MeasuringLease:
     """`with MeasuringLease("cpu") as lease:` measure; `lease.wait_seconds` says how long others held it."""
 
-    def __init__(self, domain: str, *, patience_seconds: float = 600.0) -> None:
-        self.path = lease_folder() / f"{domain.replace('/', '_')}.lock"
+    def __init__(self, domain: str, *, patience_seconds: float = 600.0, holder: str = "") -> None:
+        """`holder`: what takes it, in words, as `decoder-0 of campaigns/x`."""
+        self.path = _path_of(domain)
+        self.holder = holder
         self.turnstile = self.path.with_suffix(".next")
         self.patience_seconds = patience_seconds
         self.wait_seconds = 0.0
@@ -51,7 +53,7 @@ class MeasuringLease:
         finally:
             os.close(turnstile)
         os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, str(os.getpid()).encode(), 0)
+        os.pwrite(self._descriptor, f"{os.getpid()} {self.holder}".strip().encode(), 0)
         return self
 
     def __exit__(
@@ -67,9 +69,8 @@ class MeasuringLease:
             while not _locked(descriptor):
                 self.wait_seconds = time.monotonic() - started
                 if self.wait_seconds > self.patience_seconds:
-                    holder = self.path.read_text().strip() or "unknown"
                     raise MachineError(
-                        f"process {holder} has held the measuring lease {self.path} for more than "
+                        f"{_named(self.path)} has held the measuring lease {self.path} for more than "
                         f"{self.patience_seconds:.0f} s; end it, or wait for it to finish"
                     )
                 time.sleep(POLL_SECONDS)
@@ -79,9 +80,31 @@ class MeasuringLease:
         return descriptor
 
 
-def _locked(descriptor: int) -> bool:
+def holder_of(domain: str) -> str:
+    """Who holds the lease of a domain on this node now, as `process 4242 (decoder-0 of campaigns/x)`; empty while nobody does."""
+    path = _path_of(domain)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:  # one that was killed left its name, but not its lock
+        return "" if _locked(descriptor, fcntl.LOCK_SH) else _named(path)
+    finally:
+        os.close(descriptor)
+
+
+def _path_of(domain: str) -> Path:
+    return lease_folder() / f"{domain.replace('/', '_')}.lock"
+
+
+def _named(path: Path) -> str:
+    pid, _, what = path.read_text(errors="replace").strip().partition(" ")
+    return f"process {pid or 'unknown'}" + (f" ({what})" if what else "")
+
+
+def _locked(descriptor: int, how: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -36,6 +36,8 @@ class EngineSpec:
     """`decoder`, `module`, `vllm` or `fake`."""
     name: str
     """Of this engine within the campaign, as `decoder-0`."""
+    campaign: str = ""
+    """Folder of the campaign that it works for: what others read who wait for its measuring lease."""
     device: str = "cpu"
     """`cpu` or `cuda`."""
     threads: int = 0

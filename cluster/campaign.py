@@ -38,6 +38,7 @@ from cluster.runs import facts_of
 from cluster.session import Hush, Session
 from cluster.state import CampaignState, fold
 from cluster.store import CandidateWriter, restored, set_torn_aside
+from cluster.waiting import telling_waits
 from cluster.warm import Warm, warm_of
 from hotpass.errors import HotpassError
 from hotpass.records.candidate import Numerics, PartSource
@@ -150,11 +151,13 @@ def opened_session(running: Running, journal: Journal) -> Iterator[tuple[Session
     with contextlib.ExitStack() as stack:
         mirror = stack.enter_context(running.mirrored(plan, folder, running.view))
         machines = stack.enter_context(running.open_machines(plan, running.view))
+        names = [engine.name for engine in machines.engines]
+        view = stack.enter_context(telling_waits(running.view, plan.deployment.hardware.device, plan.spec.out, names))
         session = Session(
             plan,
             journal,
             machines.engines,
-            running.view,
+            view,
             store=running.store.save,
             bounds_ms=bounds_ms(plan.deployment),
             suspect_ms=suspect_ms(plan.deployment, Numerics(plan.spec.numerics)),

@@ -73,7 +73,7 @@ class LineView:
         self._say(status_line(state, self.plan))
 
     def activity(self, engine: str, text: str) -> None:
-        if text.startswith(("loading", "baseline", "gates")):
+        if text.startswith(("loading", "baseline", "gates", "waiting")):
             self._say(f"{engine}: {text}")
 
     def note(self, text: str) -> None:

@@ -86,6 +86,7 @@ def engine_spec(plan: Plan, index: int = 0) -> EngineSpec:
     return EngineSpec(
         kind=plan.spec.engine,
         name=f"{plan.spec.engine}-{index}",
+        campaign=plan.spec.out,
         device=hardware.device,
         threads=plan.spec.threads,
         seed=plan.spec.seed + index,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.lease import MeasuringLease
+from actors.lease import MeasuringLease, holder_of
 from hotpass.errors import MachineError
 
 HOLDER = """
@@ -89,3 +89,22 @@ def is_free(path: Path) -> bool:
         except BlockingIOError:
             return False
     return True
+
+
+def test_who_holds_it_is_told_to_those_who_wait() -> None:
+    assert holder_of("cpu") == ""
+    with MeasuringLease("cpu", holder="decoder-0 of campaigns/x"):
+        assert holder_of("cpu") == f"process {os.getpid()} (decoder-0 of campaigns/x)"
+        with pytest.raises(MachineError, match=r"\(decoder-0 of campaigns/x\) has held the measuring lease"):
+            MeasuringLease("cpu", patience_seconds=0.0).__enter__()
+    assert holder_of("cpu") == ""
+
+
+def test_the_name_of_a_killed_holder_is_not_told() -> None:
+    other = holder()
+    assert holder_of("cpu") == f"process {other.pid}"
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    assert other.stdin is not None
+    other.stdin.close()
+    assert holder_of("cpu") == ""
