@@ -34,6 +34,8 @@ from cluster.machines import Machines, MachinesOpener, num_engines, open_machine
 from cluster.plan import FILE, Plan, write_plan
 from cluster.ports import Proposer, Silent, View
 from cluster.proposers import proposer_of, unfinished
+from cluster.report import FILE as REPORT_FILE
+from cluster.report import write_report
 from cluster.runs import facts_of
 from cluster.session import Hush, Session
 from cluster.state import CampaignState, fold
@@ -103,7 +105,7 @@ def run_campaign(running: Running) -> dict[str, Any]:
     """
     with opened_log(running) as (log, state):
         if state.result is not None:
-            return dict(state.result)
+            return _finished(running, state)
         warm_of(running.plan, running.folder)  # what cannot be started from is said before any engine is
         journal = _journal(running, log, state)
         try:
@@ -183,6 +185,16 @@ def foreseen_builds(plan: Plan, machines: Machines, catalogue: Callable[[str], S
     return Foreseen(machines.builder, wanted, at_once=machines.builds_at_once)
 
 
+def _finished(running: Running, state: CampaignState) -> dict[str, Any]:
+    """The result of a campaign that is over. Its last process may have died before everything was written out and mirrored."""
+    assert state.result is not None
+    folder, result = running.folder, dict(state.result)
+    with running.mirrored(running.plan, folder, running.view):
+        if not (folder / REPORT_FILE).is_file():  # the last thing that is written
+            write_outputs(folder, running.plan, state, result)
+    return result
+
+
 def _run(session: Session, machines: Machines, running: Running) -> dict[str, Any]:
     plan = session.plan
     if plan.spec.baselines:
@@ -235,7 +247,6 @@ def make_proposer(
 def write_outputs(folder: Path, plan: Plan, state: CampaignState, result: Mapping[str, Any]) -> None:
     """result.json, the release folder when there is a winner, and the report."""
     from cluster.release import write_release
-    from cluster.report import write_report
 
     (folder / RESULT_FILE).write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     if state.best() is not None:

@@ -39,6 +39,9 @@ KINDS = ("proposal", "prediction", "assignment", "lease", "attempt", "measuremen
 SEGMENT_BYTES = 64 * 1024 * 1024
 """A segment that has grown beyond this is closed, so that no file of a long campaign becomes unwieldy."""
 
+TAIL_BYTES = 4 * 1024 * 1024
+"""Of a segment, among which its last whole event is looked for: no line is longer."""
+
 _open_here: set[str] = set()
 """Folders that this process writes: record locks of the operating system do not see a second open by the same process."""
 _open_here_lock = threading.Lock()
@@ -319,6 +322,18 @@ def read_events(folder: Path, after: int = 0) -> Iterator[Event]:
     reader = EventReader(folder, after)
     while events := reader.poll(limit=256):
         yield from events
+
+
+def last_seq_of(folder: Path) -> int:
+    """Of the last complete event; 0 for an empty log. Takes no lock, and reads the end only."""
+    for path in reversed(_segments(folder)):
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            lines = file.read().splitlines(keepends=True)
+        found = next((event for line in reversed(lines) if (event := _parse(line)) is not None), None)
+        if found is not None:
+            return found.seq
+    return 0
 
 
 def writer_of(folder: Path) -> int | None:

@@ -16,11 +16,12 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cluster.events import Event, EventReader, writer_of
+from cluster.events import Event, EventReader, last_seq_of, writer_of
 from cluster.passes import EVENTS, PASSES, PassWriter
 from cluster.runs import NOTE, CampaignFacts, RunContent, Story, prepared_views, result_metrics
 from cluster.tracking import one_line, resolve_uri, use_write_ahead_log
@@ -30,6 +31,8 @@ from search.agents.exchange import FOLDER as REPLIES
 BATCH = 64
 """Events mirrored between two notes of how far the mirror is."""
 POLL_SECONDS = 0.5
+TOLD_SECONDS = 5.0
+"""Of draining, after which people read how long it will take."""
 RETRY_SECONDS = (1.0, 2.0, 5.0, 15.0, 60.0)
 MAX_PARAM, MAX_TAG = 500, 2000
 """Characters; anything longer is a file under `long/`, whole."""
@@ -87,18 +90,39 @@ class Mirror:
         self._may_run.set()
 
     def close(self, timeout_seconds: float = 60.0) -> bool:
-        """Mirror what is left, end the campaign's run with its true status. False when MLflow could not take everything in time;
-        the log has it, and the next mirror of this campaign goes on."""
+        """Mirror what is left, end the campaign's run with its true status; says how long that takes where it is more than a moment.
+
+        `timeout_seconds`: without any progress, after which MLflow is left behind. False then: the log has everything, and the next
+        mirror of this campaign goes on."""
         self._may_run.set()
         self._closing.set()
-        self._thread.join(timeout_seconds)
+        told = self._drain(timeout_seconds)
         done = not self._thread.is_alive() and not self._stuck
         if not done:
             self._note(
                 f"MLflow at {self.tracking_uri} has the campaign up to event {self._mirrored} ({self._stuck or 'slow'}); "
                 f"the log has all of it, and `hotpass ui {self.folder}` mirrors the rest"
             )
+        elif told:
+            self._note(f"MLflow has all of the campaign now, {told:.0f} s after its end")
         return done
+
+    def _drain(self, timeout_seconds: float) -> float:
+        """Wait as long as events go in. Seconds that it took if people were told to wait, else 0."""
+        began = moved = now = time.monotonic()
+        first = seen = self._mirrored
+        told = False
+        while self._thread.is_alive() and now - moved < timeout_seconds:
+            self._thread.join(min(POLL_SECONDS, timeout_seconds))
+            now = time.monotonic()
+            if self._mirrored != seen:
+                seen, moved = self._mirrored, now
+            if not told and now - began > TOLD_SECONDS and self._thread.is_alive():
+                told = True
+                behind, rate = last_seq_of(self.folder / EVENTS) - seen, (seen - first) / (now - began)
+                time_left = f"about {behind / rate:.0f} s at {rate:.0f} a second" if rate else "unknown how long"
+                self._note(f"the campaign is over, MLflow is {behind} events behind: {time_left}")
+        return now - began if told else 0.0
 
     def start(self) -> None:
         self._thread.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,8 @@ import pytest
 from cluster.campaign import Interrupted, Running, run_campaign
 from cluster.events import read_events
 from cluster.journal import FOLDER, read_state
-from cluster.ports import LocalEngine
+from cluster.plan import Plan
+from cluster.ports import LocalEngine, View
 from engines.fake import FakeEngine, step_time_from_costs
 from hotpass.errors import InputError, MachineError
 from hotpass.records.candidate import AS_LOADED, Candidate, PartSource
@@ -220,6 +222,24 @@ def test_two_processes_never_write_one_campaign(tmp_path: Path) -> None:
     with EventLog.open(tmp_path / "c" / FOLDER):
         with pytest.raises(InputError, match=f"already written by this process \\({os.getpid()}\\)"):
             run_campaign(make_running(tmp_path / "c"))
+
+
+def test_what_a_finished_campaign_had_not_written_or_mirrored_yet_is_when_it_is_resumed(tmp_path: Path) -> None:
+    folder, followed = tmp_path / "c", list[bool]()
+    result = run_campaign(make_running(folder, max_attempts=3))
+    (folder / "report.html").unlink()
+    (folder / "result.json").unlink()
+
+    @contextlib.contextmanager
+    def mirrored(plan: Plan, folder: Path, view: View) -> Iterator[None]:
+        yield
+        followed.append((folder / "report.html").is_file())
+
+    running = make_running(folder, max_attempts=3)
+    running.mirrored = mirrored
+    assert run_campaign(running) == result
+    assert json.loads((folder / "result.json").read_text()) == result
+    assert followed == [True], "MLflow gets the report too"
 
 
 def test_a_killed_campaign_resumes_from_its_log(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.events import KINDS, EventLog, EventReader, read_events, writer_of
+from cluster.events import KINDS, EventLog, EventReader, last_seq_of, read_events, writer_of
 from hotpass.decode import DecodeError, from_plain
 from hotpass.errors import InputError, LedgerError
 from hotpass.records.candidate import AS_LOADED, Candidate, PartSource, PartUse
@@ -338,3 +338,15 @@ def test_kinds_are_those_of_the_documentation() -> None:
     text = (Path(__file__).parents[2] / "docs/design.md").read_text()
     assert f"kinds {', '.join(KINDS)}" in text
     assert attempt("a", "b", verdict=Verdict.FAILED).speedup is None
+
+
+def test_the_last_event_is_found_at_the_end_of_the_last_segment(tmp_path: Path) -> None:
+    assert last_seq_of(tmp_path) == 0
+    with EventLog.open(tmp_path, segment_bytes=300) as log:
+        for number in range(7):
+            log.append("post", {"number": number})
+        assert last_seq_of(tmp_path) == 7
+    (path,) = sorted(tmp_path.glob("*.jsonl"))[-1:]
+    with path.open("ab") as file:
+        file.write(b'{"seq":8,"ti')
+    assert last_seq_of(tmp_path) == 7

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cluster.events import read_events
+from cluster.events import last_seq_of, read_events
 from cluster.ledger import UPLOADED, VIEW_TAG, Mirror, catch_up, import_mlflow, open_mirror
 from cluster.mirrored import read_back
 from cluster.passes import read_passes
@@ -224,6 +224,45 @@ def test_a_store_that_fails_does_not_fail_the_campaign(campaign: Path, monkeypat
     assert mirror.close(timeout_seconds=60)
     assert [line for line in said if "went away" in line] == said[:1]
     assert len(list(runs_of(mirror.tracking_uri))) == 11
+
+
+def test_a_campaign_that_was_faster_than_mlflow_says_how_long_the_rest_takes(
+    campaign: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    door = threading.Event()
+    real = Mirror._write_child
+
+    def held(self: Mirror, content: Any) -> None:
+        door.wait()
+        real(self, content)
+
+    def note(text: str) -> None:
+        said.append(text)
+        door.set()
+
+    monkeypatch.setattr(Mirror, "_write_child", held)
+    monkeypatch.setattr("cluster.ledger.TOLD_SECONDS", 0.0)
+    write_campaign(campaign).log.close()
+    last = last_seq_of(campaign / "events")
+    mirror = open_mirror(campaign, FACTS, note=note)
+    assert mirror.close()
+    assert f"MLflow is {last} events behind" in said[0]
+    assert "MLflow has all of the campaign now" in said[1]
+    assert len(by_name(campaign)) == 11
+
+
+def test_an_mlflow_that_makes_no_progress_is_left_behind(campaign: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    door = threading.Event()
+    monkeypatch.setattr(Mirror, "_write_child", lambda self, content: door.wait())
+    write_campaign(campaign).log.close()
+    mirror = open_mirror(campaign, FACTS, note=said.append)
+    try:
+        assert not mirror.close(timeout_seconds=0.0)
+        assert "the log has all of it" in said[-1]
+    finally:
+        door.set()
 
 
 def test_an_unreachable_server_is_refused_at_the_start(tmp_path: Path) -> None:
