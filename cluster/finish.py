@@ -208,7 +208,7 @@ def result_line(session: Session) -> dict[str, Any]:
         "attempts_per_hour": round(state.attempts_per_hour(), 1),
         "best": _best(session) if state.best() else None,
         "gates": dict(winner["gates"]) if winner else dict(state.no_winner.get("gates", {})),
-        "verdict": "faster" if winner else _verdict_without_winner(state),
+        "verdict": "faster" if state.best() else _verdict_without_winner(state),
     }
     if state.front is not None:
         line["front"] = [_front_member(state, member) for member in state.front]

@@ -307,6 +307,8 @@ class Mirror:
             tags = [
                 RunTag("verdict", str(result.get("verdict") or "none")),
                 RunTag("winner", str(best.get("candidate", "none"))),
+                RunTag("winner_label", _shortened(str(best.get("label", "")), MAX_TAG)),
+                RunTag("claim_kind", str(best.get("kind", ""))),
                 RunTag("gates", json.dumps(result.get("gates") or {})[:MAX_TAG]),
             ]
             self._client.log_batch(self._parent, metrics=metrics, tags=tags)

@@ -9,48 +9,35 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cluster.best import Claim
 from cluster.ledger import children_of, import_mlflow
 from cluster.passes import PASSES
 from hotpass.errors import InputError
-from verification.gates import GATES
+from hotpass.records.measurement import Estimate
+from verification.gates import passed
 
 if TYPE_CHECKING:
     import pandas
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MirroredBest:
-    """The best of a campaign as MLflow has it: what `CampaignState.best` is in the log."""
-
-    candidate_id: str
-    speedup_vs_loaded: float
-    """Cold, over the deployment as loaded."""
-    low: float
-    high: float
-    """Of its 95 % interval."""
-    tokens_per_s: float | None
-    gates: Mapping[str, str]
-
-
-def fetch_best(tracking_uri: str, campaign: str) -> MirroredBest | None:
+def fetch_best(tracking_uri: str, campaign: str) -> Claim | None:
     """None unless the campaign has ended with a winner that passed every gate explicitly. Raises InputError when it is not there."""
     _, run = _found(tracking_uri, campaign)
     tags, metrics = run.data.tags, run.data.metrics
     gates: dict[str, str] = json.loads(tags.get("gates", "{}"))
     claim = {key: metrics.get(f"claim/speedup_vs_loaded{key}") for key in ("", "_low", "_high")}
-    sound = all(gates.get(name) == "pass" for name in GATES) and set(gates.values()) == {"pass"}
-    if run.info.status != "FINISHED" or not sound or None in claim.values() or tags.get("winner", "none") == "none":
+    is_over = run.info.status == "FINISHED" and tags.get("winner", "none") != "none"
+    if not is_over or not passed(gates) or None in claim.values():
         return None
-    return MirroredBest(
+    return Claim(
         candidate_id=tags["winner"],
-        speedup_vs_loaded=claim[""],
-        low=claim["_low"],
-        high=claim["_high"],
+        label=tags.get("winner_label", ""),
+        speedup_vs_loaded=Estimate(
+            value=claim[""], low=claim["_low"], high=claim["_high"], kind=tags.get("claim_kind", "measured")
+        ),
         tokens_per_s=metrics.get("claim/tokens_per_s"),
         gates=gates,
     )

@@ -412,17 +412,17 @@ class CampaignState:
         return self.by_candidate.get(candidate_id, [])
 
     def best(self) -> AttemptRow | None:
-        """The one best there is, everywhere: the winner's cold attempt, with an explicit pass of every gate and a finite speedup.
+        """The one best there is, everywhere: the winner's cold attempt, with an explicit pass of every gate and a finite speedup and interval.
 
         Command line, API, MLflow and release all ask here. None before that; `best_so_far` says where a search stands.
         """
-        if self.winner is None or not passed(self.winner["gates"]) or set(self.winner["gates"].values()) != {"pass"}:
+        if self.winner is None or not passed(self.winner["gates"]):
             return None
         row = next((row for row in self.attempts if row.seq == self.winner["attempt_seq"]), None)
         if row is None or row.attempt.verdict is not Verdict.FASTER or row.attempt.purpose is not Purpose.COLD:
             return None
         loaded = row.speedup_vs_loaded
-        return row if loaded is not None and math.isfinite(loaded.value) else None
+        return row if loaded is not None and all(map(math.isfinite, (loaded.value, loaded.low, loaded.high))) else None
 
     def best_so_far(self) -> AttemptRow | None:
         """The attempt of the candidate that leads: the best once there is one, else the fastest found. No claim before that."""

@@ -51,8 +51,8 @@ def first_gates(
 
 
 def passed(gates: Mapping[str, str]) -> bool:
-    """True when every first gate passed explicitly."""
-    return all(gates.get(name) == "pass" for name in GATES)
+    """True when every first gate passed explicitly, and so did every other one that is named."""
+    return all(gates.get(name) == "pass" for name in GATES) and set(gates.values()) == {"pass"}
 
 
 def _logits(cold: MeasureResult | None, band: Band, policy: Policy) -> GateResult:

@@ -1,4 +1,4 @@
-"""Commands that look back at campaigns: `status`, `replay`, `compare`. Their options, and those that steer a search, are here too."""
+"""Commands that look back at campaigns: `status`, `best`, `replay`, `compare`. Their options, and those that steer a search, are here too."""
 
 from __future__ import annotations
 
@@ -24,6 +24,23 @@ def status(arguments: argparse.Namespace) -> int:
     else:
         sys.stdout.writelines(line + "\n" for line in standing_lines(standing, read_plan(folder)))
     return 0
+
+
+def best(arguments: argparse.Namespace) -> int:
+    """What a campaign claims; exit code 1 when it claims nothing."""
+    from cluster.best import claim_in
+    from cluster.live import span
+
+    claim = claim_in(arguments.campaign, arguments.tracking_uri or "")
+    if arguments.json:
+        print(json.dumps(json_safe({"campaign": arguments.campaign, "best": claim})))
+    elif claim is None:
+        print("no best: nothing was measured cold, was faster, and passed every gate")
+    else:
+        rate = f", {claim.tokens_per_s:.1f} tokens/s" if claim.tokens_per_s else ""
+        print(f"{span(claim.speedup_vs_loaded)} as loaded{rate}: {claim.label} ({claim.candidate_id[:10]})")
+        print("gates passed: " + ", ".join(claim.gates))
+    return int(claim is None)
 
 
 def replay(arguments: argparse.Namespace) -> int:
@@ -98,11 +115,16 @@ def search_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_commands(commands: Any) -> None:
-    """`status`, `replay` and `compare`; `commands` is argparse's subparsers."""
+    """`status`, `best`, `replay` and `compare`; `commands` is argparse's subparsers."""
     parser = commands.add_parser("status", help="what a campaign does, found and spent")
     parser.add_argument("folder", metavar="DIR")
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.set_defaults(run="cluster.commands.hindsight:status")
+    parser = commands.add_parser("best", help="the one best of a campaign: cold, faster, every gate passed")
+    parser.add_argument("campaign", metavar="DIR|mlflow:ID", help="its folder; or its id or name in MLflow")
+    parser.add_argument("--tracking-uri", metavar="URI", help="MLflow that has it, with mlflow:ID")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.set_defaults(run="cluster.commands.hindsight:best")
     parser = commands.add_parser("replay", help="the policy again over what a campaign recorded: the same decisions?")
     parser.add_argument("folder", metavar="DIR")
     parser.add_argument("--json", action="store_true", help="as JSON")
