@@ -33,7 +33,7 @@ from engines.judge.contexts import Contexts
 from engines.judge.inputs import InputSet, SourceMaker, TokenSource, drawer, seed_of, window_tokens
 from engines.judge.pairing import Pair, SideBySide
 from engines.judge.rounds import Evidence, Place, Plan, Rounds
-from engines.judge.rows import brief_rows, long_rows
+from engines.judge.rows import PROMPT_PHASES, brief_rows, late_rows
 from engines.judge.windows import run_window
 from engines.keeper import Keeper, KeptWeights
 from engines.limits import ChildLimits
@@ -45,16 +45,13 @@ from hotpass.errors import MachineError
 from hotpass.records.candidate import AS_LOADED
 from hotpass.records.deployment import ModelRef
 from hotpass.records.measurement import Side
-from hotpass.records.shapes import Phase, ShapeRow
+from hotpass.records.shapes import ShapeRow
 
 BIRTH_SECONDS = 600.0
 """Deadline of anything that a birth does: generous, since a birth that fails is fatal."""
 
 MAX_STEPS = 64
 """Steps of a window at most."""
-
-PROMPT_PHASES = (Phase.PREFILL, Phase.MIXED)
-"""Of rows whose steps are long."""
 
 LEAST_DECODE_STEPS = 2
 """Steps of any other row's window at least: a candidate may be ten times as fast as what was calibrated on."""
@@ -390,7 +387,8 @@ class Stable:
                 step_seconds.append(seconds)
         shares = [item.steps_share for item in self.recipe.rows]
         windows = [seconds * count for seconds, count in zip(step_seconds, steps, strict=True)]
-        self.brief_rows, self.late_rows = brief_rows(shares, step_seconds, windows), long_rows(windows)
+        self.brief_rows = brief_rows(shares, step_seconds, windows)
+        self.late_rows = late_rows([item.phase for item in self.recipe.rows], windows)
         return self._plan(steps)
 
     def _compute_references(self) -> None:

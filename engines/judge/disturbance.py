@@ -127,10 +127,12 @@ class Watcher:
         self._stable, self._installer = stable, installer
 
     def before(self, attempt: Attempt, pair_child: PairChild, places: Sequence[Place]) -> None:
-        """The incumbent alone, now and lately. Of a row whose windows are long and decide little, what is known of it will do."""
+        """The incumbent alone, now and lately. Of a row whose windows are long and decide little, or that may not be measured at all,
+        what is known of it will do."""
         incumbent = attempt.assignment.incumbent.id
         known = {place: pair_child.beside_itself.setdefault((incumbent, place), deque(maxlen=8)) for place in places}
-        now = [place for place in places if place[1] not in self._stable.brief_rows or not known[place]]
+        patient = self._stable.brief_rows | attempt.late_rows
+        now = [place for place in places if place[1] not in patient or not known[place]]
         cold = [place for place in now if place[1] in attempt.late_rows]
         self.windows(attempt, pair_child.child, cold, "warm-up")
         taken = self.windows(attempt, pair_child.child, now, "alone")

@@ -5,6 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from hotpass.records.shapes import Phase
+
+PROMPT_PHASES = (Phase.PREFILL, Phase.MIXED)
+"""Of rows whose steps are long."""
+
 LONG_WINDOW = 4.0
 """A window that takes so many times the shortest one is long."""
 
@@ -12,6 +17,12 @@ LONG_WINDOW = 4.0
 def long_rows(windows: Sequence[float]) -> frozenset[int]:
     """Rows with long windows. `windows`: seconds of one of each row."""
     return frozenset(row for row, window in enumerate(windows) if window >= LONG_WINDOW * min(windows))
+
+
+def late_rows(phases: Sequence[Phase], windows: Sequence[float]) -> frozenset[int]:
+    """Rows that a search measures after the others, if at all: long windows, and prompts, on which a slow candidate is slowest."""
+    late = long_rows(windows) | {row for row, phase in enumerate(phases) if phase in PROMPT_PHASES}
+    return late if len(late) < len(windows) else frozenset()
 
 
 def brief_rows(shares: Sequence[float], step_seconds: Sequence[float], windows: Sequence[float]) -> frozenset[int]:

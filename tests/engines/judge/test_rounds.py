@@ -13,7 +13,7 @@ import pytest
 
 from engines.judge.inputs import RandomTokens, drawer, window_tokens
 from engines.judge.rounds import Evidence, Plan, Rounds
-from engines.judge.rows import brief_rows, long_rows
+from engines.judge.rows import brief_rows, late_rows, long_rows
 from engines.judge.windows import Window
 from engines.program import CandidateFailed, KvPlan
 from hotpass.records.measurement import FailureKind, Side, Stopping
@@ -151,6 +151,12 @@ def test_windows_go_where_the_noise_is() -> None:
     assert brief_rows([0.33, 0.33, 0.33, 0.01], [0.06, 0.06, 0.06, 0.6], windows) == {3}
     assert brief_rows([0.2, 0.2, 0.2, 0.4], [0.06, 0.06, 0.06, 0.6], windows) == frozenset()
     assert brief_rows([0.5, 0.5], [0.06, 0.05], [0.12, 0.1]) == frozenset()
+
+
+def test_prompts_and_long_windows_come_last_unless_there_is_nothing_else() -> None:
+    decode, prefill, mixed = Phase.DECODE, Phase.PREFILL, Phase.MIXED
+    assert late_rows([decode, decode, prefill, mixed], [0.1, 0.5, 0.1, 0.2]) == {1, 2, 3}
+    assert late_rows([prefill, prefill], [0.1, 0.5]) == frozenset()
 
 
 LATE = frozenset({1})
