@@ -52,15 +52,20 @@ from search.study import Study
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--small", action="store_true", help="everything at a tenth of the size")
-    parser.add_argument("--skip", default="", help="of busy, driver, tpe, kills, worth")
+    parser.add_argument("--skip", default="", help="of busy, driver, mlflow, tpe, kills, worth")
     options = parser.parse_args()
     skip, line = options.skip.split(","), dict[str, Any](bench="search")
-    for name, measure in (("busy", busy), ("driver", driver), ("tpe", tpe), ("kills", kills), ("worth", worth)):
-        if name not in skip:
-            began = time.monotonic()
-            found = measure(options.small)
-            print(f"{name}: {found} ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
-            line |= found
+    parts = {"busy": busy, "driver": driver, "mlflow": mlflow, "tpe": tpe, "kills": kills, "worth": worth}
+    try:
+        for name, measure in parts.items():
+            if name not in skip:
+                began = time.monotonic()
+                print(f"{name}: begins", file=sys.stderr, flush=True)
+                found = measure(options.small)
+                print(f"{name}: {found} ({time.monotonic() - began:.0f} s)", file=sys.stderr, flush=True)
+                line |= found
+    except KeyboardInterrupt:
+        line["interrupted"] = True
     print(json.dumps(line))
 
 
@@ -101,7 +106,7 @@ def _paced(
 
 
 def driver(small: bool) -> dict[str, Any]:
-    """512 engines that answer at once; then MLflow and `status` on the same log."""
+    """512 engines that answer at once; then `status` on the same log."""
     count = 1000 if small else 20_000
     memory: list[float] = []
     process = psutil.Process()
@@ -122,27 +127,25 @@ def driver(small: bool) -> dict[str, Any]:
             stdout=subprocess.DEVNULL,
         )
         status_seconds = time.monotonic() - began
-        drained, drain_seconds = _drain(150 if small else 1500)
     return {
         "attempts_per_s": round(attempts / ran.seconds, 1),
         "attempts": attempts,
         "memory_mb": [round(mb) for mb in memory],
-        "mlflow_drain_s": round(drain_seconds, 1),
-        "mlflow_attempts_per_s": round(drained / drain_seconds, 1),
         "status_seconds_at_10k": round(status_seconds, 2),
         "status_attempts": attempts,
     }
 
 
-def _drain(count: int) -> tuple[int, float]:
-    """A campaign of so many attempts that MLflow has seen nothing of."""
+def mlflow(small: bool) -> dict[str, Any]:
+    """A campaign that MLflow has seen nothing of."""
     with scratch() as folder:
-        plan = bench_plan(folder, budget="1000000h", max_attempts=count, sampler="random")
+        plan = bench_plan(folder, budget="1000000h", max_attempts=150 if small else 1500, sampler="random")
         ran = run_search(folder, plan, fake_engines(64), build_ahead=False)
         began = time.monotonic()
-        mirror = open_mirror(folder, facts_of(plan))
-        mirror.close(timeout_seconds=3600)
-        return ran.state.tally.attempts, time.monotonic() - began
+        open_mirror(folder, facts_of(plan), note=lambda text: print(text, file=sys.stderr)).close()
+        seconds = time.monotonic() - began
+        drained = ran.state.tally.attempts
+    return {"mlflow_drain_s": round(seconds, 1), "mlflow_attempts_per_s": round(drained / seconds, 1)}
 
 
 def tpe(small: bool) -> dict[str, Any]:
@@ -180,6 +183,8 @@ def kills(small: bool) -> dict[str, Any]:
         "doubled": found["doubled"],
         "left_running": found["running"],
         "kills": found["kills"],
+        "kills_missed": found["missed"],
+        "kill_errors": found["errors"],
     }
 
 
