@@ -15,6 +15,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from typing import Any
 from cluster.events import Event, EventReader, last_seq_of, writer_of
 from cluster.passes import EVENTS, PASSES, PassWriter
 from cluster.runs import NOTE, CampaignFacts, RunContent, Story, prepared_views, result_metrics
-from cluster.tracking import one_line, resolve_uri, use_write_ahead_log
+from cluster.tracking import local_folder, one_line, resolve_uri, use_write_ahead_log
 from hotpass.errors import MachineError
 from search.agents.exchange import FOLDER as REPLIES
 
@@ -250,7 +251,8 @@ class Mirror:
 
         if content.seq in self._finished:
             return
-        run_id = self._children.get(content.seq)
+        told = {name: _shortened(value, MAX_TAG) for name, value in content.tags.items() if value}
+        run_id, folder = self._children.get(content.seq), None
         if run_id is None:
             tags = {
                 "mlflow.parentRunId": self._parent,
@@ -258,9 +260,12 @@ class Mirror:
                 "mlflow.source.name": "hotpass",
                 "campaign_id": self.facts.campaign_id,
                 "seq": str(content.seq),
+                **told,
             }
-            run_id = self._client.create_run(self._experiment, start_time=content.start_ms, tags=tags).info.run_id
+            info = self._client.create_run(self._experiment, start_time=content.start_ms, tags=tags).info
+            run_id, folder = info.run_id, local_folder(info.artifact_uri)
             self._children[content.seq] = run_id
+            told = {}  # in one go with the run: every call is a transaction of its own
         long = {f"tag {k}": v for k, v in content.tags.items() if len(v) > MAX_TAG}
         long |= {f"param {k}": v for k, v in content.params.items() if len(v) > MAX_PARAM}
         for name, text in long.items():
@@ -269,10 +274,13 @@ class Mirror:
             run_id,
             metrics=[Metric(name, value, content.end_ms, content.step) for name, value in content.metrics.items()],
             params=[Param(name, _shortened(value, MAX_PARAM)) for name, value in content.params.items()],
-            tags=[RunTag(name, _shortened(value, MAX_TAG)) for name, value in content.tags.items() if value],
+            tags=[RunTag(name, value) for name, value in told.items()],
         )
         sources = self.folder / "candidates" / content.candidate_id
-        if content.candidate_id and sources.is_dir():
+        if content.candidate_id and sources.is_dir() and folder is not None:
+            # What the client does with it too, after it has read the whole run again.
+            shutil.copytree(sources, folder / "candidate", dirs_exist_ok=True)
+        elif content.candidate_id and sources.is_dir():
             self._client.log_artifacts(run_id, str(sources), "candidate")
         self._client.set_terminated(run_id, status="FAILED" if content.failed else "FINISHED", end_time=content.end_ms)
         self._finished.add(content.seq)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import urllib.parse
 import urllib.request
 from pathlib import Path
 
@@ -33,6 +34,12 @@ def resolve_uri(folder: Path, tracking_uri: str) -> tuple[str, str | None]:
         return tracking_uri, None
     remedy = "give http://host:port, sqlite:////absolute/path.db, or leave the option out"
     raise InputError("--tracking-uri", tracking_uri, "is not a tracking server or database", remedy)
+
+
+def local_folder(artifact_uri: str) -> Path | None:
+    """The folder that an artefact address names on this machine; None when a server or another store keeps it."""
+    scheme, host, path, *_ = urllib.parse.urlparse(artifact_uri)
+    return Path(urllib.request.url2pathname(path)) if scheme in ("file", "") and not host and path else None
 
 
 def use_write_ahead_log(uri: str) -> None:
