@@ -20,6 +20,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ KINDS = ("proposal", "prediction", "assignment", "lease", "attempt", "measuremen
 SEGMENT_BYTES = 64 * 1024 * 1024
 """A segment that has grown beyond this is closed, so that no file of a long campaign becomes unwieldy."""
 
+_KEYS = frozenset(("seq", "time", "schema_version", "kind", "payload"))
 TAIL_BYTES = 4 * 1024 * 1024
 """Of a segment, among which its last whole event is looked for: no line is longer."""
 
@@ -266,10 +268,12 @@ class EventLog:
 class EventReader:
     """The reading end for one that follows a growing log: each `poll` returns what is new. Takes no lock."""
 
-    def __init__(self, folder: Path, after: int = 0) -> None:
+    def __init__(self, folder: Path, after: int = 0, passes_over: re.Pattern[bytes] | None = None) -> None:
+        """`passes_over`: lines that begin so are counted and not looked into; its first group is their seq."""
         self.folder = Path(folder)
         self.last_seq = after
-        """Of the last event returned."""
+        """Of the last event returned, or passed over."""
+        self._passes_over = passes_over
         self._segment = _segment_holding(self.folder, after + 1)
         self._offset = 0
         self._seq_at_offset: int | None = None
@@ -298,22 +302,22 @@ class EventReader:
                 line = file.readline()
                 if not line.endswith(b"\n"):
                     return True
-                event = _parse(line)
-                if event is None:
+                passed = self._passes_over.match(line) if self._passes_over else None
+                event = _parse(line) if passed is None else None
+                if event is None and passed is None:
                     raise LedgerError(
                         f"{file.name} is damaged at byte {self._offset}; the events after it are not read"
                     )
-                if self._seq_at_offset is not None and event.seq != self._seq_at_offset + 1:
-                    raise LedgerError(
-                        f"{file.name} has event {event.seq} after {self._seq_at_offset}: events are missing"
-                    )
-                if upto is not None and event.seq > upto:
+                seq = event.seq if event is not None else int(passed[1])  # type: ignore[index]
+                if self._seq_at_offset is not None and seq != self._seq_at_offset + 1:
+                    raise LedgerError(f"{file.name} has event {seq} after {self._seq_at_offset}: events are missing")
+                if upto is not None and seq > upto:
                     return False
                 self._offset += len(line)
-                self._seq_at_offset = event.seq
-                if event.seq > self.last_seq:
-                    self.last_seq = event.seq
-                    found.append(event)
+                self._seq_at_offset = seq
+                if seq > self.last_seq:
+                    self.last_seq = seq
+                    found += [event] if event is not None else []
             return False
 
 
@@ -418,8 +422,8 @@ def _parse(line: bytes) -> Event | None:
     if not line.endswith(b"\n"):
         return None
     with contextlib.suppress(ValueError):
-        plain = json.loads(line)
-        if isinstance(plain, dict) and set(plain) == {"seq", "time", "schema_version", "kind", "payload"}:
+        plain = json.loads(line.decode())
+        if isinstance(plain, dict) and plain.keys() == _KEYS:
             if plain["schema_version"] > SCHEMA_VERSION:
                 raise LedgerError(
                     f"event {plain['seq']} has schema version {plain['schema_version']}, this hotpass reads {SCHEMA_VERSION}"

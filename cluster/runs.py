@@ -18,7 +18,7 @@ from typing import Any
 from cluster.events import Event
 from cluster.plan import Plan
 from hotpass.canonical import content_hash
-from hotpass.decode import NON_FINITE
+from hotpass.decoders import NON_FINITE
 from hotpass.records.candidate import AS_LOADED
 
 NOTE = """\

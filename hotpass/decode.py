@@ -3,6 +3,8 @@
 Strict on purpose: a key that the record does not have, or a required key that is absent, is an error that names the path to it,
 so that a log written by another version never turns quietly into a half-filled record. What is not here: reading files.
 
+What fits is decoded by `hotpass.decoders`, without a word about where it is; this module finds the words for what does not.
+
 JSON has no infinity and no NaN; `json_safe` writes them as the words below, and a field declared `float` reads them back.
 """
 
@@ -18,10 +20,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from hotpass.canonical import Json, to_plain
+from hotpass.decoders import NON_FINITE, Misfit, decoder_of
 
 T = TypeVar("T")
-
-NON_FINITE = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
 class DecodeError(ValueError):
@@ -39,7 +40,10 @@ def from_plain(kind: type[T], plain: Json) -> T:
     Fields that a record computes itself (`init=False`, as `Candidate.id`) are not taken from the plain value but compared with it.
     Raises DecodeError naming the path of the first thing that does not fit.
     """
-    return typing.cast(T, _decode(kind, plain, kind.__name__))
+    try:
+        return typing.cast(T, decoder_of(typing.cast(Any, kind))(plain))
+    except Misfit:
+        return typing.cast(T, _decode(kind, plain, kind.__name__))  # again with paths, for the message
 
 
 def _spell_non_finite(plain: Json) -> Json:

@@ -16,11 +16,12 @@ from cluster.campaign import _mirrored, run_campaign
 from cluster.commands.hindsight import status
 from cluster.comparing import compare_plan, differences, measure_winners, read_campaigns, why_not_comparable
 from cluster.events import Event, EventLog, read_events
-from cluster.journal import FOLDER, read_state
+from cluster.journal import FOLDER, PASSED_OVER, read_state
 from cluster.mirrored import fetch_best
 from cluster.plan import read_plan
 from cluster.replay import replay
 from cluster.standing import standing_lines, standing_of
+from cluster.state import fold
 from cluster.warm import FOLDER as WARM
 from cluster.warm import warm_of
 from hotpass.errors import InputError
@@ -99,7 +100,7 @@ def test_a_warm_start_and_the_best_are_read_from_mlflow_alone(tmp_path: Path) ->
     result = run_campaign(running)
     best = fetch_best(uri, "first")
     assert best is not None
-    assert (best.candidate_id, best.speedup_vs_loaded) == (
+    assert (best.candidate_id, best.speedup_vs_loaded.value) == (
         result["best"]["candidate"],
         result["best"]["speedup_vs_loaded"]["value"],
     )
@@ -163,6 +164,14 @@ def test_only_an_explicit_pass_of_every_gate_makes_a_best(done: Path) -> None:
     for gates in ({}, {**state.winner["gates"], "weights": "not run: no engine"}, {"cold": "pass"}):
         state.winner = {**state.winner, "gates": gates}
         assert state.best() is None
+
+
+def test_the_state_is_the_same_without_a_look_into_what_it_keeps_nothing_of(done: Path) -> None:
+    lines = [line for path in sorted((done / FOLDER).glob("*.jsonl")) for line in path.read_bytes().splitlines()]
+    passed = [json.loads(line) for line in lines if PASSED_OVER.match(line)]
+    assert {event["kind"] for event in passed} == {"lease", "measurement"}
+    assert {e["payload"]["purpose"] for e in passed if e["kind"] == "measurement"} <= {"search", "remeasure", "audit"}
+    assert read_state(done) == fold(read_events(done / FOLDER))
 
 
 def test_status_tells_engines_queue_spend_and_reasons(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
