@@ -37,7 +37,7 @@ REMEMBERED = 400
 """Latest pairs that are learned from, so that a long search does not grow slower."""
 MOST_IN_A_ROW = 20
 """Left out one after the other; the next one is measured, so that a campaign cannot spend itself on deciding."""
-OWN = (Who.SCREENING, Who.NEIGHBOUR, Who.OPTUNA)
+OWN = (Who.SCREENING, Who.NEIGHBOUR, Who.OPTUNA, Who.TUNER)
 """Proposers whose candidates may be left out."""
 
 T = TypeVar("T")

@@ -32,7 +32,7 @@ def proposer_of(
     """Told every attempt of `state` in order. `candidates` by id: those of the campaign; `parts`: the catalogue."""
     spec = plan.spec
 
-    def made(sampler: str, seed: int) -> StudyProposer:
+    def made(sampler: str, seed: int, tuner: str = "none") -> StudyProposer:
         return StudyProposer(
             plan.deployment,
             slots,
@@ -44,9 +44,10 @@ def proposer_of(
             objectives=parse_objectives(spec.objective),
             plans=plan.plans,
             warm=warm,
+            tuner=tuner,
         )
 
-    main = made(spec.sampler, spec.seed)
+    main = made(spec.sampler, spec.seed, spec.tuner)
     proposer: Proposer = main
     if spec.control != "none":
         mine = [key for key, info in state.candidates.items() if arm_of(info.proposer) == CONTROL]

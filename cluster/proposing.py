@@ -23,6 +23,7 @@ from search.proposers import Proposer as Who
 from search.proposers import Step, alone, neighbours, screening, serving_steps
 from search.space import AS_IT_IS, PlanOf, Space
 from search.study import Study
+from search.tuner import Tuner
 
 WARM_CANDIDATES = 5
 """Of an earlier campaign that are tried before anything else; their parts are in the catalogue either way."""
@@ -44,8 +45,9 @@ class StudyProposer:
         objectives: Sequence[str] = (TOKENS_PER_S,),
         plans: Sequence[PlanOf] = (AS_IT_IS,),
         warm: Warm = NOTHING,
+        tuner: str = "none",
     ) -> None:
-        """`sampler` is `optuna`; `random`: by chance, no screening and no neighbours; or `none`: proposes nothing, and only keeps what
+        """`tuner`: `gp` for one beside the sampler (`search.tuner`), or `none`. `sampler` is `optuna`; `random`: by chance, no screening and no neighbours; or `none`: proposes nothing, and only keeps what
         is known."""
         self._build = partial(Space.build, deployment, slots, allowed=numerics, compiler=compiler, plans=plans)
         self._parts = tuple(parts)
@@ -55,6 +57,7 @@ class StudyProposer:
         self._is_mute, self._learns = sampler == "none", sampler == "optuna"
         kind = "tpe" if self._learns else "random"
         self.study = Study(self.space, seed=seed, sampler=kind, objectives=objectives)
+        self._tuner = Tuner(seed) if tuner != "none" else None
         self._incumbent = AS_LOADED
         self._around = AS_LOADED.id
         self._told: list[Attempt] = []
@@ -80,7 +83,12 @@ class StudyProposer:
         return ()
 
     def sources(self) -> tuple[str, ...]:
-        return () if self._is_mute else self.study.sources()
+        if self._is_mute:
+            return ()
+        sources = self.study.sources()
+        # Where nothing is settled yet there is no composition to tune in.
+        may_tune = self._tuner is not None and self._incumbent.parts and self._tuner.may_ask(self._incumbent)
+        return (*sources, Who.TUNER.value) if may_tune else sources
 
     def follow(self, incumbent: Candidate) -> None:
         """What is near a new incumbent is enqueued."""
@@ -100,8 +108,18 @@ class StudyProposer:
 
     def ask(self, incumbent: Candidate, source: str = "") -> Proposal | None:
         self.follow(incumbent)
+        if source == Who.TUNER:
+            self._tune()
         asked = self.study.ask(source)
         return asked.proposal if asked else None
+
+    def _tune(self) -> None:
+        """One candidate of the tuner is enqueued, as long as it finds one."""
+        assert self._tuner is not None
+        choices = self._tuner.ask(self.space, self._incumbent, self.study.timed(), self.study.may_ask)
+        if choices is not None:
+            said = "other numbers in the incumbent's parts, by those that were fast"
+            self.study.enqueue(choices, proposer=Who.TUNER, hypothesis=said, parents=(self._incumbent.id,))
 
     def ask_serving(self, incumbent: Candidate) -> Proposal | None:
         if self._is_mute:

@@ -22,6 +22,7 @@ MODULE_DEFAULTS = {"traffic": "examples", "numerics": Numerics.BIT_IDENTICAL.val
 """Of a module: its examples stand for traffic, and science expects the very same bits unless it says otherwise."""
 DEVICES = ("auto", "cpu", "cuda")
 SAMPLERS = ("optuna", "random", "none")
+TUNERS = ("none", "gp")
 DURATIONS = ("budget", "engine_budget", "patience", "llm_turn")
 """Fields that are times as people write them."""
 LLM_TOOLS = ("auto", "native", "text")
@@ -72,6 +73,8 @@ class CampaignSpec:
     """Engines that measure at once; 0 for one a memory-bandwidth domain: each GPU, or the CPU."""
     sampler: str = "optuna"
     """Who composes: `optuna`, `random` (untried candidates by chance), or `none`: only what agents and people hand in."""
+    tuner: str = "none"
+    """`gp`: beside the sampler, a Gaussian process over the parameters and settings of the incumbent, its parts fixed; `none` for none."""
     objective: str = TOKENS_PER_S
     """One or two of `search.objectives`, by comma; the first is what verdicts and claims are about."""
     control: str = "none"
@@ -120,6 +123,7 @@ class CampaignSpec:
         for name in ("max_attempts", "threads", "requests", "seed", "engines"):
             at_least(name, getattr(self, name), 0)
         one_of("sampler", self.sampler, list(SAMPLERS))
+        one_of("tuner", self.tuner, list(TUNERS))
         one_of("control", self.control, list(CONTROLS))
         parse_objectives(self.objective)
         self._check_agents()

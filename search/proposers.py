@@ -32,6 +32,8 @@ class Proposer(StrEnum):
     NEIGHBOUR = "neighbour"
     """One change away from the incumbent."""
     OPTUNA = "optuna"
+    TUNER = "tuner"
+    """Parameters and settings within the incumbent's composition."""
     RANDOM = "random"
     SERVING = "serving"
     """Settings of the serving loop, straight on the slow tier."""

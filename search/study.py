@@ -92,6 +92,7 @@ class Study:
         self._known: dict[str, Candidate] = {AS_LOADED.id: AS_LOADED}
         self._on_fixed_shapes: set[str] = {on_fixed_shapes(AS_LOADED)}
         self._running: dict[str, int] = {}
+        self._choices_of: dict[str, Choices | None] = {}
         self._worth = Values(self.objectives)
         self._finished = 0
         self._waiting: list[tuple[Choices, Proposal]] = []
@@ -126,6 +127,22 @@ class Study:
     def values(self) -> Mapping[str, float]:
         """Candidate id → log of the speedup over as loaded, of everything that was timed."""
         return self._worth.leading
+
+    def timed(self) -> dict[str, tuple[Choices, float]]:
+        """Candidate id → its choices in this space, and its value by the first objective; what lies outside of the space is left out."""
+        found = {}
+        for key, value in self.values.items():
+            if key not in self._choices_of:
+                known = self._known.get(key)
+                self._choices_of[key] = self.space.choices_of(known) if known else None
+            choices = self._choices_of[key]
+            if choices is not None:
+                found[key] = (choices, value)
+        return found
+
+    def may_ask(self, choices: Choices) -> bool:
+        """Whether these choices are new, admitted and not given up."""
+        return self._is_new(self.space.to_candidate(choices), choices)
 
     def knows(self, candidate: Candidate) -> bool:
         """True when it, or one that differs in settings of the serving loop alone, was asked, enqueued or seen before."""

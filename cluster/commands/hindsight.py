@@ -101,6 +101,11 @@ def search_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("search")
     group.add_argument("--sampler", metavar="S", help="who composes: optuna (default), random, or none")
     group.add_argument(
+        "--tuner",
+        metavar="T",
+        help="gp: a Gaussian process over the incumbent's parameters and settings (default none)",
+    )
+    group.add_argument(
         "--objective", metavar="O", help="tokens_per_s (default), or two: tokens_per_s,ttft or tokens_per_s,tpot"
     )
     group.add_argument("--control", metavar="C", help="a search without agents to compare with: random, optuna or none")

@@ -119,6 +119,14 @@ def test_a_warm_start_and_the_best_are_read_from_mlflow_alone(tmp_path: Path) ->
         fetch_best(uri, "second")
 
 
+def test_a_tuner_takes_turns_and_a_replay_finds_what_it_asked(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    run_campaign(make_running(folder, tuner="gp", max_attempts=30))
+    state = read_state(folder)
+    assert any(info.proposer == "tuner" and state.attempts_of(key) for key, info in state.candidates.items())
+    assert replay(folder, PARTS).differing == ()
+
+
 def test_a_warm_start_from_nothing_is_wrong_input(tmp_path: Path) -> None:
     plan = make_plan(tmp_path / "c", warm_start=str(tmp_path / "nowhere"))
     with pytest.raises(InputError, match=r"has no campaign\.json"):
