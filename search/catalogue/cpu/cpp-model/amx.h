@@ -43,19 +43,6 @@ inline bool amx_allowed() {
     return allowed;
 }
 
-// For std::vector: lines of the cache, which a row of a tile register fills.
-template <class T>
-struct AlignedAllocator {
-    using value_type = T;
-    AlignedAllocator() = default;
-    template <class U>
-    AlignedAllocator(const AlignedAllocator<U>&) {}
-    T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t{64})); }
-    void deallocate(T* p, size_t) { ::operator delete(p, std::align_val_t{64}); }
-    bool operator==(const AlignedAllocator&) const { return true; }
-    bool operator!=(const AlignedAllocator&) const { return false; }
-};
-
 struct alignas(64) TileShapes {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {};

@@ -82,8 +82,8 @@ inline void split_positions(const E* keys, const E* values, int64_t step, int64_
 
 // A thread's scratch for items.
 struct ItemScratch {
-    std::vector<uint16_t, AlignedAllocator<uint16_t>> queries, weights;
-    std::vector<float, AlignedAllocator<float>> scores, result;
+    Aligned<uint16_t> queries, weights;
+    Floats scores, result;
     void reserve(int64_t head_dim) {
         queries.resize(static_cast<size_t>(TOGETHER * head_dim / BLOCK * TERMS * UNIT));
         weights.resize(static_cast<size_t>(TOGETHER * STEP_BLOCKS * TERMS * UNIT));

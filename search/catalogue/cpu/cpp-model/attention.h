@@ -227,9 +227,10 @@ inline void attend_lanes(int lanes, const int64_t* last, int head_dim, const T* 
             vstore(maximum + lane, highest);
             for (int d = 0; d < head_dim; d++) vstore(result + d * TILE + lane, vload(result + d * TILE + lane) * shrink);
         }
-        constexpr int DIMS = SUBS == 1 ? 16 : 4;
         panel = weights;
-        for (int d = 0; d < head_dim; d += DIMS) multiply_panels<DIMS, 1>(&panel, count, v + d, kv_step, 1, result + d * TILE);
+        int d = 0;
+        for (; d + STEP <= head_dim; d += STEP) multiply_panels<STEP, 1>(&panel, count, v + d, kv_step, 1, result + d * TILE);
+        for (; d < head_dim; d += 2) multiply_panels<2, 1>(&panel, count, v + d, kv_step, 1, result + d * TILE);
     }
     for (int i = 0; i < lanes; i++) {
         const Target& to = targets[i];

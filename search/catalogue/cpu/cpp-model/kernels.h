@@ -117,8 +117,9 @@ inline void unpack(int64_t format, const uint8_t* tile, int64_t blocks, float* p
 }
 
 // sum[row][panel·16 + lane] += Σ_k panel[k][lane] · x[k · x_step + row · x_row], for M rows and P panels.
+// Never inlined: within a larger function its sums and pointers no longer fit the registers.
 template <int M, int P>
-inline void multiply_panels(const float* const* panels, int64_t depth, const float* x, int64_t x_step, int64_t x_row, float* sum) {
+__attribute__((noinline)) void multiply_panels(const float* const* panels, int64_t depth, const float* x, int64_t x_step, int64_t x_row, float* sum) {
     V acc[M][P][SUBS];
 #pragma GCC unroll 16
     for (int m = 0; m < M; m++)

@@ -19,8 +19,6 @@
 namespace hp {
 namespace {
 
-using Floats = std::vector<float>;
-
 // Activations as products read them: groups of `group` rows, [group][column][row of group]; a group of one is a plain row.
 struct Grouped {
     float* data;
@@ -36,9 +34,6 @@ struct Place {
 };
 
 #if HP_AMX
-template <class T>
-using Aligned = std::vector<T, AlignedAllocator<T>>;
-
 // Activations as the matrix unit reads them.
 struct Terms {
     Aligned<uint16_t> values;

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <new>
+#include <vector>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -194,6 +196,23 @@ HP_INLINE V vexp(V x) {
 }
 
 HP_INLINE V silu(V x) { return x / (vset(1.0f) + vexp(-x)); }
+
+// Scratch begins at a cache line: a vector that lies across two takes two loads.
+template <class T>
+struct AlignedAllocator {
+    using value_type = T;
+    AlignedAllocator() = default;
+    template <class U>
+    AlignedAllocator(const AlignedAllocator<U>&) {}
+    T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t{64})); }
+    void deallocate(T* p, size_t) { ::operator delete(p, std::align_val_t{64}); }
+    bool operator==(const AlignedAllocator&) const { return true; }
+    bool operator!=(const AlignedAllocator&) const { return false; }
+};
+
+template <class T>
+using Aligned = std::vector<T, AlignedAllocator<T>>;
+using Floats = Aligned<float>;
 
 }  // namespace
 }  // namespace hp

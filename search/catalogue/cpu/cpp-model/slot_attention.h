@@ -29,7 +29,7 @@ class SlotAttention {
     SlotAttention(Team& team, const Heads& heads, int64_t positions, const Cache& cache, bool narrow)
         : team_(team), h_(heads), cache_(cache), narrow_(narrow) {
         const int64_t scratch = std::max(3 * (positions + TILE), lanes_scratch(static_cast<int>(h_.dim)));
-        scratch_.assign(static_cast<size_t>(team.size()), std::vector<float>(static_cast<size_t>(scratch)));
+        scratch_.assign(static_cast<size_t>(team.size()), Floats(static_cast<size_t>(scratch)));
         partials_.resize(static_cast<size_t>(FEW * h_.queries * team.size() * (h_.dim + 2)));
 #if HP_AMX
         items_.resize(static_cast<size_t>(team.size()));
@@ -243,7 +243,7 @@ class SlotAttention {
         team_.barrier();
     }
 
-    std::vector<uint16_t, AlignedAllocator<uint16_t>> units_;
+    Aligned<uint16_t> units_;
     std::vector<int64_t> unit_starts_;  // of each sequence, -1 when it goes without
     std::vector<ItemScratch> items_;    // one a thread
 #else
@@ -259,8 +259,8 @@ class SlotAttention {
     const bool narrow_;
     Batch b_{};
     int64_t total_ = 0;
-    std::vector<float> rows_, partials_;
-    std::vector<std::vector<float>> scratch_;  // one a thread
+    Floats rows_, partials_;
+    std::vector<Floats> scratch_;  // one a thread
     std::vector<int64_t> sequence_;            // of each token
     std::atomic<int64_t> next_item_{0};
 };
