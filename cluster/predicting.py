@@ -227,7 +227,7 @@ class Trust:
 def trust_of(state: CampaignState) -> Trust:
     """From the log alone."""
     errors, held = [], []
-    for candidate_id, payload in state.predictions.items():
+    for candidate_id, expected in state.predictions.items():
         found = next(
             (
                 row.speedup_vs_loaded
@@ -237,10 +237,9 @@ def trust_of(state: CampaignState) -> Trust:
             None,
         )
         if found is not None:
-            span = payload["speedup_vs_loaded"]
-            errors.append(abs(float(span["value"]) / found.value - 1.0))
-            held.append(float(span["low"]) <= found.value <= float(span["high"]))
-    decisions = [payload["decision"] for payload in state.predictions.values()]
+            errors.append(abs(expected.value / found.value - 1.0))
+            held.append(expected.low <= found.value <= expected.high)
+    decisions = [expected.decision for expected in state.predictions.values()]
     return Trust(
         predicted=len(decisions), measured=len(errors), median_error=float(np.median(errors)) if errors else None,
         within_90=float(np.mean(held)) if held else None, pruned=decisions.count(Decision.PRUNE),

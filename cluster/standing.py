@@ -130,7 +130,7 @@ def queue_of(state: CampaignState) -> dict[str, int]:
         for key, info in state.candidates.items()
         if key not in state.by_candidate
         and key not in under_way
-        and state.predictions.get(key, {}).get("decision") != "prune"
+        and not (key in state.predictions and state.predictions[key].decision == "prune")
     )
     return dict(waiting.most_common())
 

@@ -76,6 +76,19 @@ class AttemptRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Expectation:
+    """What was expected of a candidate before it was measured: of the prediction, what later questions need."""
+
+    decision: str
+    """`measure`, `prune` or `audit`."""
+    value: float
+    """Speedup over the deployment as loaded."""
+    low: float
+    high: float
+    """Of its 90 % interval."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BaselineRow:
     """A baseline measured in this session, paired with the deployment as loaded."""
 
@@ -188,8 +201,8 @@ class CampaignState:
     """Of processors, in builders and in what they started."""
     broken: dict[str, str] = field(default_factory=dict)
     """What is not tried any more (a part, a parameter's or a setting's value) → how its candidates failed."""
-    predictions: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The latest `prediction` by candidate id (`cluster.predicting.Prediction`, as plain values)."""
+    predictions: dict[str, Expectation] = field(default_factory=dict)
+    """By the latest `prediction` (`cluster.predicting.Prediction`), by candidate id."""
     pruned_in_a_row: int = 0
     audit_beat: str = ""
     """The first candidate that was to be left out, was measured all the same, and was faster; empty without one."""
@@ -239,7 +252,9 @@ class CampaignState:
 
     def _on_prediction(self, payload: Mapping[str, Any]) -> None:
         candidate_id = payload["candidate_id"]
-        self.predictions[candidate_id] = payload
+        span = payload["speedup_vs_loaded"]
+        value, low, high = (from_plain(float, span[name]) for name in ("value", "low", "high"))
+        self.predictions[candidate_id] = Expectation(decision=payload["decision"], value=value, low=low, high=high)
         is_pruned = payload["decision"] == "prune"
         self.pruned_in_a_row = self.pruned_in_a_row + 1 if is_pruned else 0
         turn = self.turns.pop(candidate_id, None) if is_pruned else None

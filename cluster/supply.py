@@ -161,8 +161,8 @@ class Supply:
 
     def is_audit(self, candidate: Candidate) -> bool:
         """It was to be left out, and has not been looked at yet."""
-        expected = self.state.predictions.get(candidate.id, {})
-        return expected.get("decision") == Expected.AUDIT and not self.state.attempts_of(candidate.id)
+        expected = self.state.predictions.get(candidate.id)
+        return expected is not None and expected.decision == Expected.AUDIT and not self.state.attempts_of(candidate.id)
 
     def audited(self, candidate: Candidate, row: AttemptRow) -> None:
         """The search expects no answer of what it would have left out, unless that was wrong: then it is measured as any other."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
-from hotpass.canonical import canonical_json
+from hotpass.canonical import canonical_json, content_hash
 from hotpass.parts import declaration
 from hotpass.records.candidate import Candidate, Numerics, PartSource, Reload
 from hotpass.records.deployment import Deployment
@@ -154,7 +154,7 @@ def on_fixed_shapes(candidate: Candidate) -> str:
     """What the fast tier sees of a candidate: equal for two that differ in settings of the serving loop alone."""
     parts = sorted(canonical_json([_sha256(use.source), use.params]) for use in candidate.parts)
     kept = {name: value for name, value in candidate.settings.items() if name not in SERVING_SETTINGS}
-    return canonical_json([parts, kept, dict(candidate.parallelism)])
+    return content_hash([parts, kept, dict(candidate.parallelism)])
 
 
 def lowest_tier(candidate: Candidate, incumbent: Candidate) -> Tier:
