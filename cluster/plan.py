@@ -109,6 +109,7 @@ def pace_for(budget_seconds: float) -> Pace:
             half_width=0.03,
             equal_margin=0.02,
             hopeless=HOPELESS,
+            far_behind=HOPELESS,
         ),
         slow=Stopping(
             alpha=0.05, min_rounds=3, max_rounds=max(3, round(4 * scale)), half_width=0.05, equal_margin=0.02

@@ -134,7 +134,7 @@ def try_candidate(running: Running, candidate: Candidate, against: Candidate) ->
 
 def _to_the_end(plan: Plan) -> Plan:
     """A search gives a loser up after a round; who asks about one candidate is told whether it is slower."""
-    return replace(plan, pace=replace(plan.pace, fast=replace(plan.pace.fast, hopeless=None)))
+    return replace(plan, pace=replace(plan.pace, fast=replace(plan.pace.fast, hopeless=None, far_behind=None)))
 
 
 def _purpose(session: Session, candidate: Candidate, against: Candidate) -> Purpose:

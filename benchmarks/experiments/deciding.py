@@ -19,7 +19,7 @@ from hotpass.stats import confidence_radius
 BOUND = 0.02
 """Of a log step time: the half width asked for, and the loss beyond which a candidate is rejected."""
 
-STOPPING = Stopping(alpha=0.02, min_rounds=3, max_rounds=24, half_width=BOUND, equal_margin=BOUND)
+STOPPING = Stopping(alpha=0.02, min_rounds=3, max_rounds=24, half_width=BOUND, equal_margin=BOUND, far_behind=0.5)
 """Of every paired arm: ends a loser once its interval lies beyond the bound, anything else once the interval is narrow."""
 
 MOST_ROUNDS = 48

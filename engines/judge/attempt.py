@@ -9,6 +9,7 @@ finds the engine as this one did. The machine's faults are raised.
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -249,12 +250,18 @@ class Judge:
         rng = self._rng(attempt, "pool")
         plan = self._stable.plan(places, source, rng, pool=attempt.pool, incumbent_is_loaded=loaded)
         brief = BRIEF_ROUNDS if assignment.purpose is Purpose.SEARCH else 0
-        return replace(plan, alone_seconds=attempt.alone.seconds(), brief_rounds=brief, late_rows=attempt.late_rows)
+        far_behind = assignment.stopping.far_behind
+        return replace(
+            plan,
+            alone_seconds=attempt.alone.seconds(),
+            brief_rounds=brief,
+            late_rows=attempt.late_rows,
+            far_behind=math.inf if far_behind is None else far_behind,
+        )
 
     def _late_rows(self, assignment: Assignment) -> frozenset[int]:
-        """Of a search only: whoever asks about one candidate is told of every row."""
-        searches = assignment.purpose is Purpose.SEARCH and assignment.tier is Tier.FAST
-        return self._stable.late_rows if searches else frozenset()
+        may_be_left_out = assignment.stopping.far_behind is not None and assignment.tier is Tier.FAST
+        return self._stable.late_rows if may_be_left_out else frozenset()
 
     def _restore(self, attempt: Attempt, pair_child: PairChild) -> None:
         """Both sides as loaded, then the proof; without it the child is replaced."""

@@ -34,8 +34,6 @@ BRIEF_ORDERS = ("AB", "BA")
 BRIEF_ROUNDS = 3
 """Of a search: as many as the least that have an interval. Their spread is larger by a root of two, which the sequential test bears: its
 error rate stays below the stated one (simulated in the tests of `hotpass.stats`)."""
-FAR_BEHIND = 0.5
-"""A candidate at 0.6 of the incumbent's speed at most, whatever the late rows would show, is judged without them."""
 SIDES = {"A": Side.INCUMBENT, "B": Side.CANDIDATE}
 
 Place = tuple[int, int]
@@ -81,6 +79,8 @@ class Plan:
     """So many rounds, the first, have a window a side on every row."""
     late_rows: Collection[int] = ()
     """Rows that come last in a round; not every side is warm on them."""
+    far_behind: float = math.inf
+    """As in `Stopping`, of late rows."""
     alone_seconds: Mapping[Place, float] = field(default_factory=dict)
     """A step of the incumbent beside itself; its windows are waited for until the deadline where that is not known."""
     slowed: Callable[[], Sequence[str]] = tuple
@@ -136,7 +136,7 @@ class Rounds:
         blocks = [self.block(place, index, deadline) for place in self._first]
         self._evidence.blocks += blocks
         bound = self._bound(blocks)
-        if self._evidence.at_most or (index == 0 and bound < -FAR_BEHIND):
+        if self._evidence.at_most or (index == 0 and bound < -self._plan.far_behind):
             self._evidence.at_most.append(math.exp(bound))
             return bound
         if index == 0:

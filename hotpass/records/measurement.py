@@ -68,6 +68,9 @@ class Stopping:
     hopeless: float | None = None
     """Give up, undecided, once the mean log ratio is below minus this, whatever the interval; None: never. It ends only losers, so no
     claim of `faster` becomes more likely by it."""
+    far_behind: float | None = None
+    """Leave out rows with long windows, and prompts, for a candidate whose log ratio is below minus this even if they took it no time; what
+    is tested then is that bound (`MeasureResult.at_most`). None: every row is measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

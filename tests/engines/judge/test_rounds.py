@@ -80,6 +80,7 @@ def rounds(
         brief_rows=brief,
         brief_rounds=brief_rounds,
         late_rows=late,
+        far_behind=0.5,
         alone_seconds=alone or {},
         slowed=slowed,
     )
