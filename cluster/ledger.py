@@ -25,7 +25,7 @@ from typing import Any
 from cluster.events import Event, EventReader, last_seq_of, writer_of
 from cluster.passes import EVENTS, PASSES, PassWriter
 from cluster.runs import NOTE, CampaignFacts, RunContent, Story, prepared_views, result_metrics
-from cluster.tracking import local_folder, one_line, resolve_uri, use_write_ahead_log
+from cluster.tracking import local_folder, made_whole, one_line, resolve_uri, use_write_ahead_log
 from hotpass.errors import MachineError
 from search.agents.exchange import FOLDER as REPLIES
 
@@ -69,6 +69,8 @@ class Mirror:
         self._series: list[Any] = []
         self._parent = ""
         self._mirrored = 0
+        self._steps = 0
+        """Counts whatever gets done: who waits sees by it that something moves."""
         self._uploaded = 0
         self._client: Any = None
         self._thread = threading.Thread(target=self._run, name="mlflow-mirror", daemon=True)
@@ -111,15 +113,16 @@ class Mirror:
     def _drain(self, timeout_seconds: float) -> float:
         """Wait as long as events go in. Seconds that it took if people were told to wait, else 0."""
         began = moved = now = time.monotonic()
-        first = seen = self._mirrored
+        first, steps = self._mirrored, self._steps
         told = False
         while self._thread.is_alive() and now - moved < timeout_seconds:
             self._thread.join(min(POLL_SECONDS, timeout_seconds))
             now = time.monotonic()
-            if self._mirrored != seen:
-                seen, moved = self._mirrored, now
+            if self._steps != steps:
+                steps, moved = self._steps, now
             if not told and now - began > TOLD_SECONDS and self._thread.is_alive():
                 told = True
+                seen = self._mirrored
                 behind, rate = last_seq_of(self.folder / EVENTS) - seen, (seen - first) / (now - began)
                 time_left = f"about {behind / rate:.0f} s at {rate:.0f} a second" if rate else "unknown how long"
                 self._note(f"the campaign is over, MLflow is {behind} events behind: {time_left}")
@@ -162,7 +165,9 @@ class Mirror:
     def _open_runs(self) -> None:
         """The experiment, the campaign's run (found again or made), and what of its children is already there."""
         mlflow = import_mlflow()
+        made_whole(self.tracking_uri, lambda uri: mlflow.MlflowClient(tracking_uri=uri).search_experiments())
         client = mlflow.MlflowClient(tracking_uri=self.tracking_uri)
+        self._steps += 1
         found = client.get_experiment_by_name(self.facts.experiment)
         experiment = found.experiment_id if found else client.create_experiment(self.facts.experiment, self._artifacts)
         if not found:
@@ -236,6 +241,7 @@ class Mirror:
             self._passes.add(event)
             series = self._story.apply(event)
             self._pending.pop(0)
+            self._steps += 1
             if event.seq > self._mirrored:
                 self._series += [(name, value, step, event) for name, (value, step) in series.items()]
         self._write_series()

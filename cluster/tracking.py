@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import urllib.parse
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 from hotpass.errors import InputError, LedgerError
@@ -34,6 +36,26 @@ def resolve_uri(folder: Path, tracking_uri: str) -> tuple[str, str | None]:
         return tracking_uri, None
     remedy = "give http://host:port, sqlite:////absolute/path.db, or leave the option out"
     raise InputError("--tracking-uri", tracking_uri, "is not a tracking server or database", remedy)
+
+
+def made_whole(uri: str, make: Callable[[str], object]) -> None:
+    """A SQLite store that is not there yet: made by `make` (uri → its tables) under another name, and only then in its place.
+
+    A disk that fills while MLflow makes its tables would leave some of them, and MLflow never opens such a store again. Another campaign
+    may make the same one meanwhile: the first one stays.
+    """
+    path = Path(uri.removeprefix("sqlite:///"))
+    if not uri.startswith("sqlite:///") or path.exists():
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.unlink(missing_ok=True)
+        make(f"sqlite:///{temporary}")
+        with contextlib.suppress(FileExistsError):
+            os.link(temporary, path)
+    finally:
+        for left in temporary.parent.glob(f"{temporary.name}*"):
+            left.unlink(missing_ok=True)
 
 
 def local_folder(artifact_uri: str) -> Path | None:

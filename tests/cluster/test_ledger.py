@@ -21,7 +21,7 @@ from cluster.mirrored import read_back
 from cluster.passes import read_passes
 from cluster.runs import Story, result_metrics
 from cluster.store import load_candidate
-from cluster.tracking import resolve_uri
+from cluster.tracking import made_whole, resolve_uri
 from hotpass.errors import InputError
 from hotpass.records.measurement import Verdict
 from tests.cluster.written import FACTS, Writer, candidate, runs_of, write_campaign
@@ -263,6 +263,29 @@ def test_an_mlflow_that_makes_no_progress_is_left_behind(campaign: Path, monkeyp
         assert "the log has all of it" in said[-1]
     finally:
         door.set()
+
+
+def test_a_store_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+    uri, made = f"sqlite:///{tmp_path / 'mlflow.db'}", list[str]()
+
+    def half(address: str) -> None:
+        Path(address.removeprefix("sqlite:///")).write_bytes(b"half a store")
+        raise OSError("the disk is full")
+
+    def whole(address: str) -> None:
+        made.append(address)
+        Path(address.removeprefix("sqlite:///")).write_bytes(b"whole")
+
+    with pytest.raises(OSError, match="disk is full"):
+        made_whole(uri, half)
+    assert list(tmp_path.iterdir()) == []
+    made_whole(uri, whole)
+    made_whole(uri, whole)
+    assert len(made) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+    assert (tmp_path / "mlflow.db").read_bytes() == b"whole"
+    made_whole("http://127.0.0.1:1", whole)
+    assert len(made) == 1
 
 
 def test_an_unreachable_server_is_refused_at_the_start(tmp_path: Path) -> None:
