@@ -8,12 +8,12 @@
   stand in for broken ones, the launches of small kernels, the lengths that a harness draws, and the form of the closed loop were
   chosen by looking at their errors, so it is no blind test. No constant was fitted to a single row or model.
 * aiconfigurator beside it on the rows that both answer, told the same of each (deployments completed alike): asked through an interpreter
-  that has it (`benchmarks/aiconfigurator_answers.py`, many minutes), or from a file of its answers (`id`, `tpot_ms`, `ttft_ms`). Its sweep
+  that has it (`benchmarks/aiconfigurator_answers.py`, all rows in minutes), or from a file of its answers (`id`, `tpot_ms`, `ttft_ms`). Its sweep
   and ours are timed in turns, under the same load, each as a process of its own. Null without either.
 * MLPerf Inference v4.1, Llama-2-70B Offline on H100 and H200, zero-shot.
 * 10,000 plans and more for DeepSeek-V4-Flash on `gb200-nvl72`, warm and as a cold process.
 
-Needs the extra `nvidia-tables`. Pipeline and decode context parallelism have no measured rows: they are unvalidated.
+Needs the extra `nvidia-tables`. After Ctrl-C the line has what was known by then, and says `interrupted`. Pipeline and decode context parallelism have no measured rows: they are unvalidated.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ def main() -> int:
     parser.add_argument("--aiconfigurator", type=Path, help="CSV of its answers: id, tpot_ms, ttft_ms")
     parser.add_argument("--aiconfigurator-python", type=Path, help="an interpreter that has aiconfigurator 0.12")
     parser.add_argument(
-        "--aiconfigurator-rows", type=int, default=500, help="that it is asked, drawn evenly; 0: all, an hour or more"
+        "--aiconfigurator-rows", type=int, default=0, help="that it is asked at most, drawn at random; 0: all"
+    )
+    parser.add_argument(
+        "--aiconfigurator-seconds", type=float, default=300.0, help="after which it is asked no further row"
     )
     parser.add_argument("--cold", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -74,30 +77,41 @@ def main() -> int:
         print(f"bench-costmodel needs {missing}", file=sys.stderr)
         print(json.dumps({"bench": "costmodel", "skipped": missing}))
         return 0
-    rows = read_rows(folder / "aiconfigurator_silicon_sample.csv.gz")
-    begun = time.perf_counter()
-    predicted = predict_rows(rows)
-    print(f"{len(rows)} rows predicted in {time.perf_counter() - begun:.1f} s, tables loaded on the way")
-    answered = predicted["refused"] == ""
-    plain = validate(rows, predicted)
-    good, priced = rows[answered], predicted[answered]
-    made = {target: leave_one_out(good, priced, target) for target in TARGETS}
-    fitted = validate(rows, predicted, made)
-    for title, found in (("zero-shot", plain), ("calibrated on other architectures", fitted)):
-        _show(title, found)
-    for name in plain.broken:
-        print(f"off by more than a factor of 5, measured or read wrongly (counted all the same): {name}")
-    print("pipeline and decode context parallelism: no measured rows, unvalidated")
-    answers = _ask_aiconfigurator(arguments.aiconfigurator_python, rows, arguments.aiconfigurator_rows)
-    beside, both = _aiconfigurator(arguments.aiconfigurator or answers, good, made)
-    mlperf = _mlperf(folder / "mlperf_inference_v4.1_llm.csv")
-    speed = {**_speed(), **_paired_sweeps(arguments.aiconfigurator_python)}
-    line = {
-        "bench": "costmodel", "rows": len(rows), "zero_shot": _line(plain), "calibrated": _line(fitted), "aiconfigurator": beside,
-        "both_answered": both, "mlperf": mlperf, **speed,
-    }  # fmt: skip
+    line: dict[str, Any] = {"bench": "costmodel"}
+    try:
+        _fill(line, folder, arguments)
+    except KeyboardInterrupt:
+        print(json.dumps(line | {"interrupted": True}))
+        return 130
     print(json.dumps(line))
     return 0
+
+
+def _fill(line: dict[str, Any], folder: Path, arguments: argparse.Namespace) -> None:
+    """Everything in turn, each part's figures in the line as soon as they are there."""
+    rows = read_rows(folder / "aiconfigurator_silicon_sample.csv.gz")
+    line["rows"] = len(rows)
+    begun = time.perf_counter()
+    predicted = predict_rows(rows)
+    print(f"{len(rows)} rows predicted in {time.perf_counter() - begun:.1f} s, tables loaded on the way", flush=True)
+    answered = predicted["refused"] == ""
+    plain = validate(rows, predicted)
+    line["zero_shot"] = _line(plain)
+    _show("zero-shot", plain)
+    good, priced = rows[answered], predicted[answered]
+    begun = time.perf_counter()
+    made = {target: leave_one_out(good, priced, target) for target in TARGETS}
+    fitted = validate(rows, predicted, made)
+    line["calibrated"] = _line(fitted) | {"fits_s": round(time.perf_counter() - begun, 1)}
+    _show("calibrated on other architectures", fitted)
+    for name in plain.broken:
+        print(f"off by more than a factor of 5, measured or read wrongly (counted all the same): {name}")
+    print("pipeline and decode context parallelism: no measured rows, unvalidated", flush=True)
+    line["mlperf"] = _mlperf(folder / "mlperf_inference_v4.1_llm.csv")
+    line |= _speed()
+    answers = arguments.aiconfigurator or _ask_aiconfigurator(arguments, rows, predicted)
+    line["aiconfigurator"], line["both_answered"] = _aiconfigurator(answers, good, made)
+    line |= _paired_sweeps(arguments.aiconfigurator_python)
 
 
 def _show(title: str, found: Validation) -> None:
@@ -128,30 +142,45 @@ def _line(found: Validation) -> dict[str, Any]:
     }
 
 
-def _ask_aiconfigurator(interpreter: Path | None, rows: pd.DataFrame, count: int) -> Path | None:
+def _ask_aiconfigurator(arguments: argparse.Namespace, rows: pd.DataFrame, predicted: pd.DataFrame) -> Path | None:
     """Its answers, by an interpreter that has it; nothing where there is none, which is said."""
+    interpreter, seconds = arguments.aiconfigurator_python, arguments.aiconfigurator_seconds
     if interpreter is None:
         print("aiconfigurator: not asked (--aiconfigurator-python gives an interpreter that has it)")
         return None
     folder = Path(tempfile.mkdtemp())
     told = completed(rows)
     drafts = told["drafts"].fillna(0.0).astype(int)
-    told.assign(accepted=np.array(ACCEPTED)[drafts]).to_csv(folder / "rows.csv", index=False)
+    told = told.assign(accepted=np.array(ACCEPTED)[drafts], clients=predicted["clients"])
+    told.to_csv(folder / "rows.csv", index=False)
     out = folder / "answers.csv"
-    line = _told(interpreter, str(folder / "rows.csv"), str(out), "--rows", str(count))
-    print(f"aiconfigurator: {line}")
-    return out if line is not None else None
+    asked = (
+        str(folder / "rows.csv"),
+        str(out),
+        "--rows",
+        str(arguments.aiconfigurator_rows),
+        "--seconds",
+        str(seconds),
+    )
+    line = _told(interpreter, *asked, timeout_seconds=seconds + 120.0)
+    print(f"aiconfigurator: {line}", flush=True)
+    # Its file grows row by row: a process that did not end in time has answered all the same.
+    return out if out.is_file() else None
 
 
-def _told(interpreter: Path, *arguments: str) -> dict[str, Any] | None:
-    """The last line of the script that asks it; None when it fails, which is said."""
+def _told(interpreter: Path, *arguments: str, timeout_seconds: float = 600.0) -> dict[str, Any] | None:
+    """The last line of the script that asks it; None when it fails, which is said. Its progress goes to standard error."""
     script = Path(__file__).with_name("aiconfigurator_answers.py")
-    done = subprocess.run(
-        [str(interpreter), str(script), *arguments], env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True,
-        timeout=4 * 3600,
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            [str(interpreter), str(script), *arguments], env={**os.environ, "HF_HUB_OFFLINE": "1"}, stdout=subprocess.PIPE,
+            text=True, timeout=timeout_seconds,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(f"aiconfigurator: could not be asked: {error}")
+        return None
     if done.returncode != 0:
-        print(f"aiconfigurator: could not be asked: {done.stderr.strip().splitlines()[-1:]}")
+        print(f"aiconfigurator: could not be asked: exit code {done.returncode}")
         return None
     line: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return line
@@ -189,6 +218,8 @@ def _aiconfigurator(path: Path | None, rows: pd.DataFrame, made: dict[str, pd.Da
         return None, None
     answers = pd.read_csv(path).dropna().set_index("id")
     shared = rows[rows["id"].isin(answers.index)]
+    if not len(shared):
+        return None, None
     theirs = answers.loc[shared["id"]].set_index(shared.index)
     beside: dict[str, Any] = {"rows": len(shared), "of": len(rows)}
     both: dict[str, Any] = {"rows": len(shared)}

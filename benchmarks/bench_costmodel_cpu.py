@@ -10,7 +10,8 @@ modules, in a process with the engines' thread environment. The rounds go over a
 the first of the first round, and the medians that everything is held against are of the rounds after it. Nothing here was tuned on
 these models; the candidates' tau is of predictions by a fit without the candidate.
 
-Some eight minutes on an idle machine; `--rounds 3 --microbench-seconds 20 --campaign-seconds 0` is a try. One JSON line last.
+Some eight minutes on an idle machine; `--rounds 3 --microbench-seconds 20 --campaign-seconds 0` is a try. One JSON line last, after
+Ctrl-C with what was measured by then.
 """
 
 from __future__ import annotations
@@ -86,19 +87,26 @@ def main() -> int:
         spent = time.perf_counter() - begun
         source = OwnTables.read(kernels)
         _say(f"kernels of {source.machine.name} in {spent:.0f} s; host {source.host_seconds} s a layer and step")
-        found = {name: _scored(name, source, given, threads, Path(folder)) for name in (SMOLLM2, *RANDOM)}
-        candidates = _candidates(given.campaign_seconds, Path(folder)) if given.campaign_seconds else None
+        found: dict[str, dict[str, Any]] = {}
+        candidates, interrupted = None, False
+        try:
+            for name in (SMOLLM2, *RANDOM):
+                found[name] = _scored(name, source, given, threads, Path(folder))
+            candidates = _candidates(given.campaign_seconds, Path(folder)) if given.campaign_seconds else None
+        except KeyboardInterrupt:
+            interrupted = True
     together = {
         name: round(float(np.median(np.concatenate([result["errors"][name] for result in found.values()]))), 4)
         for name in ("zero_shot", "after_passes", "repeat")
+        if found
     }
     models = {name: {key: value for key, value in result.items() if key != "errors"} for name, result in found.items()}
     line = {
         "bench": "costmodel-cpu", "hardware": source.machine.name, "threads": threads, "microbench_s": round(spent, 1),
         "shapes": len(SHAPES), "passes": PASSES, "median_error": together, "models": models, "candidates": candidates,
     }  # fmt: skip
-    print(json.dumps(line))
-    return 0
+    print(json.dumps(line | ({"interrupted": True} if interrupted else {})))
+    return 130 if interrupted else 0
 
 
 def _scored(name: str, source: OwnTables, given: argparse.Namespace, threads: int, folder: Path) -> dict[str, Any]:
@@ -252,7 +260,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--campaign-seconds", type=int, default=150, help="0: no candidates")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.rounds < 3:
+        parser.error(f"--rounds {given.rounds}: one is learned from and a repeat needs two more; give at least 3")
+    return given
 
 
 def _say(text: str) -> None:
