@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from costmodel.additive import Factors, Prior, fit_factors
 from costmodel.measured import architecture
 from costmodel.operators import Kind
-from costmodel.serving import Load, Steady
+from costmodel.serving import CHUNK_TOKENS, Load, Steady
 from hotpass.errors import InputError
 
 Floats = NDArray[np.float64]
@@ -42,12 +42,15 @@ PRIORS: Mapping[str, Mapping[str, Prior]] = {
         "queue_ms": Prior(0.0, 0.5),
         "held_ms": Prior(0.0, 0.5),
         "burst_ms": Prior(0.0, 0.7),
-        "host_ms": Prior(0.0, 1.0),
+        "starting_ms": Prior(1.0, 1.0),
     },
 }
 """Target → part of it → mean and standard deviation of the logarithm of its factor, before anything is measured."""
-HOST_MS = {"tpot": 1.0, "ttft": 10.0}
-"""Unit of the part that no kernel accounts for: a step's host work, a request's way to the first step."""
+HOST_MS = 1.0
+"""Unit of a step's host work, which no kernel accounts for."""
+START_MS = 0.01
+"""Unit of what the host takes for an operator of a prompt: unlike decode's, prompts' kernels are rarely captured as a graph, and each
+of our operators is one to three of them."""
 ENOUGH = 60
 """Held-out rows of a mode and backend that an interval of its own needs."""
 LEVEL = 0.90
@@ -132,6 +135,9 @@ def corrected(steady: Steady, load: Load, concurrency: Floats, backend: str, cor
     for name in ("interference", "beside", "queue"):
         predicted[f"{name}_ms"] = getattr(steady.loop, f"{name}_s") * 1e3
     predicted["held_ms"] = predicted["burst_ms"] = 0.0
+    predicted["prefill_calls"] = steady.prefill.calls * max(
+        np.ceil(load.input_tokens * (1.0 - load.cached_share) / CHUNK_TOKENS), 1.0
+    )
     backends = pd.Series(backend, index=predicted.index)
     tpot, ttft = (
         getattr(corrections, target).value_ms(parts_of(predicted, target), backends, plain * 1e3) / 1e3
@@ -144,7 +150,8 @@ def corrected(steady: Steady, load: Load, concurrency: Floats, backend: str, cor
 def parts_of(predicted: pd.DataFrame, target: str) -> pd.DataFrame:
     """The parts of a target, ms: of the prediction, nothing of the measurement."""
     made = predicted.assign(
-        host_ms=HOST_MS[target], prefill_ms=sum(predicted[f"prefill_{kind}_ms"] for kind in Kind)
+        host_ms=HOST_MS, starting_ms=START_MS * predicted["prefill_calls"],
+        prefill_ms=sum(predicted[f"prefill_{kind}_ms"] for kind in Kind),
     )  # fmt: skip
     return made[list(PRIORS[target])]
 

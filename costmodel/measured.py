@@ -86,7 +86,7 @@ def read_rows(path: Path) -> pd.DataFrame:
 def predict_rows(rows: pd.DataFrame, graph_for: Callable[[str], ModelGraph] = load_graph) -> pd.DataFrame:
     """For each row: `ttft_ms`, `tpot_ms`, `refused` (reason, or empty), the parts by kind of operator (`decode_gemm_ms`, …,
     `prefill_gemm_ms`, …) and by what else adds to them (`interference_ms`, `beside_ms`, `queue_ms`, `held_ms`,
-    `burst_ms`), and the spread of the sources."""
+    `burst_ms`), `prefill_calls` (operators that the host starts for a prompt, chunk by chunk), and the spread of the sources."""
     made = pd.DataFrame(index=rows.index)
     made["refused"] = ""
     facts = completed(rows).apply(_facts, axis=1, result_type="expand")
@@ -216,7 +216,7 @@ class _Priced:
     inside: Floats
     """Sequences of a group at once: what the caches and the engine's limit hold of its clients."""
     parts: dict[str, Floats]
-    """By kind of operator, ms: decode's of a token, prefill's of a prompt."""
+    """By kind of operator, ms: decode's of a token, prefill's of a prompt; and `prefill_calls`."""
     spread: Floats
 
 
@@ -225,7 +225,8 @@ def _priced(
 ) -> _Priced:
     size = len(part)
     decode_s, prefill_s, crowded_s, spread = (np.zeros(size) for _ in range(4))
-    parts = {f"{phase}_{kind}_ms": np.zeros(size) for phase in ("decode", "prefill") for kind in Kind}
+    names = [f"{phase}_{kind}_ms" for phase in ("decode", "prefill") for kind in Kind]
+    parts = {name: np.zeros(size) for name in (*names, "prefill_calls")}
     place = np.arange(size)
     each: Floats = (part.clients / np.where(part.disaggregated, part.decode_workers, 1.0)).to_numpy(float)
     group = each / decode_layout.dp
@@ -241,6 +242,7 @@ def _priced(
         )  # fmt: skip
         taken = prefill_layout.take(at)
         prefill = prefill_step(graph, taken, source, load, kv_bytes=cache)
+        parts["prefill_calls"][at] = prefill.calls * np.maximum(np.ceil(isl / rows.chunk.to_numpy(float)), 1.0)
         many = np.maximum(np.floor(rows.chunk.to_numpy(float) / isl), 1.0)
         crowd = prefill_step(graph, taken, source, load, kv_bytes=cache, prompts=many)
         decode_s[at], prefill_s[at], crowded_s[at] = decode.seconds, prefill.seconds, crowd.seconds / many

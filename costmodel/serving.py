@@ -159,7 +159,10 @@ def decode_step(
         return checked
     drafter = replace(graph, layers=((1, graph.layers[-1][1]),))
     drafted = step(drafter, layout, source, decode=True, sequences=each, tokens=one, past=past, kv_bytes=kv_bytes)
-    again = [replace(o, name=f"draft/{o.name}", seconds=drafts * o.seconds) for o in drafted.operators]
+    again = [
+        replace(o, name=f"draft/{o.name}", seconds=drafts * o.seconds, calls=drafts * o.calls)
+        for o in drafted.operators
+    ]
     return Step(operators=(*checked.operators, *again))
 
 

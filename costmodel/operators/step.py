@@ -43,6 +43,8 @@ class Operator:
     kind: Kind
     seconds: Floats
     """[plans], of all its calls in one pass through the model."""
+    calls: int
+    """In one pass: the layers that have it."""
     provenance: NDArray[np.int8]
 
 
@@ -55,6 +57,11 @@ class Step:
     @property
     def seconds(self) -> Floats:
         return np.asarray(sum(operator.seconds for operator in self.operators), np.float64)
+
+    @property
+    def calls(self) -> int:
+        """Operators that the host starts in one pass."""
+        return sum(operator.calls for operator in self.operators)
 
     def by_kind(self) -> dict[Kind, Floats]:
         return {kind: self._sum([o for o in self.operators if o.kind is kind]) for kind in Kind}
@@ -123,7 +130,13 @@ class _Pass:
         made += self.elementwise(layer)
         made += self.reductions(layer, bool(experts))
         return [
-            Operator(name=f"{layer.kind}/{name}", kind=kind, seconds=count * timed.seconds, provenance=timed.provenance)
+            Operator(
+                name=f"{layer.kind}/{name}",
+                kind=kind,
+                seconds=count * timed.seconds,
+                calls=count,
+                provenance=timed.provenance,
+            )
             for name, kind, timed in made
         ]
 
@@ -295,7 +308,7 @@ class _Pass:
                 np.full_like(self.tp, 2.0), 2 * self.m * self.graph.hidden * ACTIVATION_BYTES / self.tp
             )
             made.append(("pipeline", Kind.COMMUNICATION, Timed(hops * one.seconds, one.provenance)))
-        return [Operator(name=n, kind=k, seconds=t.seconds, provenance=t.provenance) for n, k, t in made]
+        return [Operator(name=n, kind=k, seconds=t.seconds, calls=1, provenance=t.provenance) for n, k, t in made]
 
 
 def sharded(matrix: Matrix, attention: Attention | None, tp: Floats) -> tuple[Floats, Floats]:

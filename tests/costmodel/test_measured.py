@@ -120,6 +120,27 @@ def test_drafts_make_a_step_longer_and_a_token_shorter(dense: ModelGraph) -> Non
     assert one * 1.85 < three * 2.80
 
 
+def test_the_host_starts_every_operator_of_every_chunk(dense: ModelGraph) -> None:
+    rows = rows_of(["a"], [1.0], count=3).assign(isl=[1024, 8192, 12000], tp_size=1, moe_tp_size=1)
+    one, full, two = predict_rows(rows, lambda name: dense)["prefill_calls"]
+    assert one == full > dense.num_layers
+    assert two == 2 * one
+
+
+def test_deeper_models_start_more_is_learned_from_other_architectures(dense: ModelGraph) -> None:
+    rows = rows_of(["a", "b", "c"], [1.0, 1.0, 1.0])
+    deep = {"a": 1, "b": 2, "c": 4}
+    graphs = {
+        k: replace(dense, name=k, layers=tuple((n * count, layer) for count, layer in dense.layers))
+        for k, n in deep.items()
+    }
+    predicted = predict_rows(rows, graphs.__getitem__)
+    rows["silicon_tpot_ms"] = predicted["tpot_ms"]
+    rows["silicon_ttft_ms"] = predicted["ttft_ms"] + 0.3 * predicted["prefill_calls"]
+    assert score(rows, zero_shot(predicted, "ttft"), "ttft").p50 > 0.2
+    assert score(rows, leave_one_out(rows, predicted, "ttft"), "ttft").p50 < 0.05
+
+
 def test_a_common_factor_is_learned_from_other_architectures(measured: tuple[pd.DataFrame, pd.DataFrame]) -> None:
     rows, predicted = measured
     for target in ("tpot", "ttft"):
