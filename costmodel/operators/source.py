@@ -101,8 +101,11 @@ class Roofline:
         """Shortest kernel on a GPU (tables' smallest times are 1.8 to 8 µs); a CPU calls a function."""
         self.hop = 5e-6 if machine.flops["bf16"] > 1e13 else 0.0
         """Shortest collective (tables' smallest all-reduces are 4 to 9 µs)."""
+        self.far_hop = 5 * self.hop
+        """Shortest collective across domains: NCCL's own estimate for 128 bytes over two nodes of eight H100 is 25 µs (NVIDIA/nccl issue
+        1453); tests of such clusters print 20 to 60."""
 
-    def _timed(self, bound: Floats, efficiency: float, floor: float) -> Timed:
+    def _timed(self, bound: Floats, efficiency: float, floor: Floats | float) -> Timed:
         bound = np.asarray(bound, np.float64)
         return Timed(floor + bound / efficiency, np.full(bound.shape, Provenance.ROOFLINE, np.int8))
 
@@ -143,10 +146,13 @@ class Roofline:
         )
 
     def all_reduce(self, ranks: Floats, bytes_: Floats) -> Timed:
-        return self._timed(bounds.all_reduce(self.machine, ranks, bytes_), self.LINK, self.hop)
+        return self._collective(bounds.all_reduce(self.machine, ranks, bytes_), ranks)
 
     def exchange(self, ranks: Floats, bytes_: Floats) -> Timed:
-        return self._timed(bounds.exchange(self.machine, ranks, bytes_), self.LINK, self.hop)
+        return self._collective(bounds.exchange(self.machine, ranks, bytes_), ranks)
+
+    def _collective(self, bound: Floats, ranks: Floats) -> Timed:
+        return self._timed(bound, self.LINK, np.where(np.asarray(ranks) <= self.machine.domain, self.hop, self.far_hop))
 
     def stream(self, bytes_: Floats) -> Timed:
         return self._timed(bounds.stream(self.machine, bytes_), self.MEMORY, self.launch)

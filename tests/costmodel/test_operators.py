@@ -160,3 +160,10 @@ def test_a_norm_across_heads_costs_ranks_one_more_reduction_a_layer(machine: Mac
         )  # fmt: skip
         seconds[kind] = done.by_kind()[Kind.COMMUNICATION][0]
     assert seconds["per_layer"] - seconds["per_head"] == pytest.approx(4 * source.hop, rel=0.01)
+
+
+def test_a_collective_across_domains_is_longer_at_its_shortest(machine: Machine) -> None:
+    source = Roofline(machine)
+    for collective in (source.all_reduce, source.exchange):
+        near, far = (collective(one(ranks), one(0)).seconds[0] for ranks in (machine.domain, 2 * machine.domain))
+        assert (near, far) == (pytest.approx(5e-6), pytest.approx(25e-6))
