@@ -216,12 +216,13 @@ def _aiconfigurator(path: Path | None, rows: pd.DataFrame, made: dict[str, pd.Da
     """Its error on the rows it answers, and both on the rows that both answer; None without a file of answers."""
     if path is None:
         return None, None
-    answers = pd.read_csv(path).dropna().set_index("id")
+    asked = pd.read_csv(path).set_index("id")
+    answers = asked.dropna()
     shared = rows[rows["id"].isin(answers.index)]
     if not len(shared):
         return None, None
     theirs = answers.loc[shared["id"]].set_index(shared.index)
-    beside: dict[str, Any] = {"rows": len(shared), "of": len(rows)}
+    beside: dict[str, Any] = {"rows": len(shared), "asked": len(asked)}
     both: dict[str, Any] = {"rows": len(shared)}
     for target in TARGETS:
         measured = shared[f"silicon_{target}_ms"]
