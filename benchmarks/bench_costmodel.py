@@ -200,7 +200,8 @@ def _paired_sweeps(interpreter: Path | None, turns: int = 3) -> dict[str, Any]:
         said = json.loads(made.stdout)
         ours.append(said["plans"] / said["seconds"])
         swept = _told(interpreter, "--sweep")
-        if swept is None or not swept["sweep_seconds"]:
+        if swept is None or not swept["sweep_seconds"] or not swept["points"]:
+            print(f"aiconfigurator: its sweep gave nothing to compare with: {swept}")
             return {}
         theirs.append((swept["sweep_seconds"], swept["points"]))
     seconds = float(np.median([one for one, _ in theirs]))
