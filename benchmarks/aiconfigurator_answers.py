@@ -9,7 +9,7 @@ asks all rows, in an order drawn at random, until `--seconds` are over: what was
 database once; which one is the latest is kept too, since working that out reads every database's description, two or three times a row,
 and takes most of a row's time otherwise. `OUT.csv`: `id`, `tpot_ms`, `ttft_ms`, written row by row. A JSON line last, also after
 Ctrl-C: rows given, asked and answered, why it refused, and seconds; of `--sweep`, in which nothing is kept for it, the seconds of its
-default sweep for one model on 72 accelerators, and the points that it priced.
+default sweep for one model on 72 accelerators, the points that it priced (null where it does not say) and what it found.
 """
 
 from __future__ import annotations
@@ -151,10 +151,12 @@ def _sweep() -> dict[str, float | int | None]:
                 model_path=model, total_gpus=gpus, system=system, backend="trtllm", isl=1024, osl=1024, ttft=1e4, tpot=100.0
             )  # fmt: skip
     except (Exception, SystemExit):
-        return {"sweep_seconds": None, "points": None}
+        return {"sweep_seconds": None, "points": None, "found": 0}
     seconds = round(time.perf_counter() - begun, 1)
     frames = [frame for each in found.raw_results.values() for frame in each.values() if frame is not None]
-    return {"sweep_seconds": seconds, "points": sum(map(len, frames))}
+    # Release 0.12 does not hand back what it priced, only what it found.
+    best = sum(len(frame) for frame in found.best_configs.values() if frame is not None)
+    return {"sweep_seconds": seconds, "points": sum(map(len, frames)) or None, "found": best}
 
 
 if __name__ == "__main__":

@@ -200,12 +200,13 @@ def _paired_sweeps(interpreter: Path | None, turns: int = 3) -> dict[str, Any]:
         said = json.loads(made.stdout)
         ours.append(said["plans"] / said["seconds"])
         swept = _told(interpreter, "--sweep")
-        if swept is None or not swept["sweep_seconds"] or not swept["points"]:
+        if swept is None or not swept["sweep_seconds"] or not swept["found"]:
             print(f"aiconfigurator: its sweep gave nothing to compare with: {swept}")
             return {}
         theirs.append((swept["sweep_seconds"], swept["points"]))
     seconds = float(np.median([one for one, _ in theirs]))
-    rate = float(np.median([points / one for one, points in theirs]))
+    rates = [points / one for one, points in theirs if points]
+    rate = float(np.median(rates)) if rates else None
     print(f"in turns: sweeps of {theirs} (seconds, points), our processes {[round(one, 2) for one in cold]} s")
     return {
         "aiconfigurator_sweep_s": seconds, "sweep_ratio": round(seconds / float(np.median(cold)), 1),
