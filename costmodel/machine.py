@@ -79,10 +79,10 @@ class Machine:
     def of(ref: HardwareRef) -> Machine:
         """A probed machine: its measured bandwidth and FLOP rate. A CPU is one accelerator, however many cores it has."""
         devices = 1 if ref.device == "cpu" else ref.num_devices
-        read, rate = ref.details.get("read_gb_per_s"), ref.details.get("bf16_gflop_per_s")
-        if not isinstance(read, (int, float)) or not isinstance(rate, (int, float)):
-            rate = ref.details.get("fp32_gflop_per_s", rate)
-        if not isinstance(read, (int, float)) or not isinstance(rate, (int, float)):
+        read = ref.details.get("read_gb_per_s")
+        rates = {name: ref.details.get(f"{name}_gflop_per_s") for name in ("fp32", "bf16")}
+        flops = {name: rate * 1e9 for name, rate in rates.items() if isinstance(rate, (int, float)) and rate > 0}
+        if not isinstance(read, (int, float)) or not flops:
             raise InputError(
                 "hardware",
                 ref.name,
@@ -93,7 +93,7 @@ class Machine:
             name=ref.name,
             memory_bytes=float(ref.memory_bytes),
             memory_bytes_per_s=read * 1e9,
-            flops={"bf16": rate * 1e9},
+            flops={**flops, "bf16": max(flops.values())},  # without units of its own bf16 computes in fp32
             scale_up_bytes_per_s=read * 1e9,
             domain=devices,
             scale_out_bytes_per_s=0.0,

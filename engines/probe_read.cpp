@@ -1,4 +1,5 @@
-// Reads memory as fast as it goes, and times it: the bandwidth that bounds a decode step.
+// Reads memory as fast as it goes, and times it: the bandwidth that bounds a decode step. And multiplies and adds in registers as fast as
+// that goes: the FLOP rate that no library's matrix product need reach.
 //
 // Each thread owns a part of the buffer (first touched by itself) and adds it up, several passes in a row. The clock runs
 // from the moment that all threads are ready to the moment that the last one is done. Sums are returned, so that no
@@ -27,7 +28,45 @@ uint64_t sum_part(const Lane* data, size_t lanes) {
     return total;
 }
 
+#if defined(__AVX512F__)
+typedef float Floats __attribute__((vector_size(64)));
+#else
+typedef float Floats __attribute__((vector_size(32)));
+#endif
+constexpr int kChains = 12;  // independent sums, so that none waits for itself, and all of them in registers
+
+float multiply_add(long passes) {
+    Floats sums[kChains];
+    for (int i = 0; i < kChains; ++i) sums[i] = Floats{} + static_cast<float>(i);
+    Floats factor = Floats{} + 0.999f, term = Floats{} + 0.001f;
+    asm volatile("" : "+m"(factor), "+m"(term));  // not known to the compiler
+    for (long pass = 0; pass < passes; ++pass)
+#pragma GCC unroll 12
+        for (int i = 0; i < kChains; ++i) sums[i] = sums[i] * factor + term;
+    float total = 0;
+    for (const Floats& sum : sums) total += sum[0];
+    return total;
+}
+
 }  // namespace
+
+// Giga floating-point operations a second of all threads together, a multiply-add being two; the best of `repeats`, each of so many passes.
+extern "C" double hotpass_multiply_add(int threads, long passes, int repeats) {
+    double best = 0;
+    for (int repeat = 0; repeat < repeats; ++repeat) {
+        std::vector<std::thread> workers;
+        std::vector<float> totals(threads);
+        const auto start = std::chrono::steady_clock::now();
+        for (int index = 0; index < threads; ++index)
+            workers.emplace_back([&totals, index, passes] { totals[index] = multiply_add(passes); });
+        for (auto& worker : workers) worker.join();
+        const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        const double operations = 2.0 * threads * passes * kChains * (sizeof(Floats) / sizeof(float));
+        const double rate = operations / seconds / 1e9;
+        if (rate > best && totals[0] == totals[0]) best = rate;
+    }
+    return best;
+}
 
 // Reads `bytes` (over all threads) `passes` times, `repeats` times over; writes each repeat's seconds to `seconds`.
 // Returns the sum of everything read, or 0 when memory could not be had.

@@ -14,7 +14,14 @@ from engines import probe
 from engines.probe import cpu_ref, curve_sizes, gpu_ref, physical_floor_ms, probe_hardware, read_curve
 from engines.probe_gpu import Gpu, gpus
 from engines.probe_host import Host, cpu_quota, read_host
-from engines.probe_measure import bandwidth, native_reader, torch_reader
+from engines.probe_measure import (
+    bandwidth,
+    faster,
+    multiply_add_rate,
+    native_library,
+    native_reader,
+    torch_reader,
+)
 from hotpass.errors import InputError, MachineError
 from hotpass.records.deployment import HardwareRef
 
@@ -284,16 +291,31 @@ class TestFloor:
 
 class TestMeasuring:
     def test_native_reader_reads_every_byte_that_it_times(self, tmp_path: Path) -> None:
-        read = native_reader(tmp_path, threads=2)
-        if read is None:
+        library = native_library(tmp_path)
+        if library is None:
             pytest.skip("no C++ compiler")
-        seconds = read(8 * MIB, 4, 3)
+        seconds = native_reader(library, threads=2)(8 * MIB, 4, 3)
         assert len(seconds) == 3
         assert all(second > 4 * 8 * MIB / 5e12 for second in seconds)  # faster than 5 TB/s would be no reading
 
+    def test_multiply_adds_are_counted_and_not_optimised_away(self, tmp_path: Path) -> None:
+        library = native_library(tmp_path)
+        if library is None:
+            pytest.skip("no C++ compiler")
+        assert 0.5 < multiply_add_rate(library, 1) < 1000, "a core does a few hundred GFLOP/s at most"
+
+    def test_the_fp32_rate_is_the_higher_of_product_and_multiply_adds(self) -> None:
+        product = {"fp32_gflop_per_s": 140.0, "bf16_gflop_per_s": 1.0}
+        assert faster(product, 120.0) == product
+        assert faster(product, 180.04) == {
+            "fp32_gflop_per_s": 180.0,
+            "fp32_product_gflop_per_s": 140.0,
+            "bf16_gflop_per_s": 1.0,
+        }
+
     def test_no_compiler_is_no_native_reader(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
-        assert native_reader(tmp_path, threads=1) is None
+        assert native_library(tmp_path) is None
 
     def test_torch_reader_gives_a_time_for_each_repeat(self) -> None:
         threads = torch.get_num_threads()
