@@ -87,9 +87,20 @@ HOPELESS = 0.5
 fifteen hundredths; on a machine so busy that it varies by more, a good candidate may be given up, and none may be promoted by it."""
 
 
+COMPILES_FROM = 600.0
+"""Seconds of a budget from which compile modes are searched: on two cores one took 35 s to build and 24 to measure."""
+
+
 def table_rows(budget_seconds: float) -> int:
     """Rows of the shape table: fewer for a small budget, since every round measures each of them four times on both sides."""
     return 4 if budget_seconds < 900 else 6
+
+
+def settings_left_out(spec: CampaignSpec) -> dict[str, str]:
+    """Setting → why a search of that budget does not try it; whoever asks about one candidate may. A module has little else to try."""
+    if spec.budget_seconds >= COMPILES_FROM or spec.engine == "module":
+        return {}
+    return {"compile_mode": f"compiling takes a minute a candidate, and the budget is below {COMPILES_FROM / 60:.0f}"}
 
 
 def pace_for(budget_seconds: float) -> Pace:

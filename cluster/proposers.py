@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from cluster.control import Controlled
-from cluster.plan import Plan
+from cluster.plan import Plan, settings_left_out
 from cluster.ports import Proposer
 from cluster.proposing import StudyProposer
 from cluster.state import SEARCHING, CampaignState
@@ -45,6 +45,7 @@ def proposer_of(
             plans=plan.plans,
             warm=warm,
             tuner=tuner,
+            without=settings_left_out(spec),
         )
 
     main = made(spec.sampler, spec.seed, spec.tuner)

@@ -7,8 +7,9 @@ what this one learned, and has the part once alone in the incumbent, since a new
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 from cluster.predicting import REMEMBERED, by_promise, pairs_among
 from cluster.warm import NOTHING, Warm
@@ -46,10 +47,13 @@ class StudyProposer:
         plans: Sequence[PlanOf] = (AS_IT_IS,),
         warm: Warm = NOTHING,
         tuner: str = "none",
+        without: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """`tuner`: `gp` for one beside the sampler (`search.tuner`), or `none`. `sampler` is `optuna`; `random`: by chance, no screening and no neighbours; or `none`: proposes nothing, and only keeps what
         is known."""
-        self._build = partial(Space.build, deployment, slots, allowed=numerics, compiler=compiler, plans=plans)
+        self._build = partial(
+            Space.build, deployment, slots, allowed=numerics, compiler=compiler, plans=plans, without=without
+        )
         self._parts = tuple(parts)
         self._strangers: dict[str, str] = {}
         """Parts of others that cannot join the space (hash → why), so that none is tried twice."""

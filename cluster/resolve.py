@@ -14,7 +14,7 @@ from pathlib import Path
 
 from actors.engine import node_facts
 from actors.local import check_reachable
-from cluster.plan import Continued, Pace, Plan, pace_for, table_rows
+from cluster.plan import Continued, Pace, Plan, pace_for, settings_left_out, table_rows
 from cluster.spec import CampaignSpec
 from cluster.surviving import surviving_plans
 from cluster.tracking import resolve_uri
@@ -245,6 +245,7 @@ def cut_for_time(spec: CampaignSpec, pace: Pace) -> list[str]:
     rows = table_rows(spec.budget_seconds)
     if rows < table_rows(math.inf):
         notes.append(f"short budget: the shape table has at most {rows} rows (a long one has {table_rows(math.inf)})")
+    notes += [f"short budget: {name} is left as it is: {why}" for name, why in settings_left_out(spec).items()]
     if pace.replay_output_tokens:
         notes.append(
             f"short budget: the slow tier replays requests with at most {pace.replay_output_tokens} output tokens, so it stands "

@@ -113,13 +113,16 @@ def build_places(
 
 
 def build_dials(
-    deployment: Deployment, allowed: Numerics, compiler: bool
+    deployment: Deployment, allowed: Numerics, compiler: bool, without: Mapping[str, str]
 ) -> tuple[tuple[Dial, ...], tuple[Dial, ...], dict[str, str]]:
-    """Dials of the model's forward, dials of the serving loop, and for each setting that is neither the reason."""
+    """Dials of the model's forward, dials of the serving loop, and for each setting that is neither the reason; `without` has reasons for
+    some."""
     forward: list[Dial] = []
     serving: list[Dial] = []
-    left_out: dict[str, str] = {}
+    left_out: dict[str, str] = dict(without)
     for setting in SETTINGS:
+        if setting.name in without:
+            continue
         values = _values_here(setting, deployment, allowed, compiler)
         if len(values) < 2:
             left_out[setting.name] = "has one effective value on this deployment"

@@ -91,9 +91,10 @@ class Space:
         allowed: Numerics = Numerics.TOLERANCE,
         compiler: bool = True,
         plans: Sequence[PlanOf] = (AS_IT_IS,),
+        without: Mapping[str, str] = MappingProxyType({}),
         applies: Callable[[PartSource], str | None] | None = None,
     ) -> Space:
-        """The space of `parts` and of every setting on this deployment.
+        """The space of `parts` and of every setting on this deployment, but those that are to be left out (`without`: setting → why).
 
         `compiler` says whether the machine has a C++ compiler. `applies` gives the reason why a part does not apply, or None; by
         default `search.catalogue.applicable` is asked. Raises InputError for a part whose declaration cannot be read.
@@ -106,7 +107,7 @@ class Space:
             applies or (lambda source: _catalogue_reason(source, deployment, compiler)),
             compiler,
         )
-        dials, serving_dials, settings_left_out = build_dials(deployment, allowed, compiler)
+        dials, serving_dials, settings_left_out = build_dials(deployment, allowed, compiler, without)
         one_plan = {PLAN: "one plan survives on this deployment"} if len(plans) == 1 else {}
         return cls(
             places=places,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.plan import pace_for
+from cluster.plan import pace_for, settings_left_out
 from cluster.spec import make_spec, read_campaign_file
 from hotpass.errors import InputError
 
@@ -72,3 +72,10 @@ def test_a_pace_keeps_part_of_the_budget_for_the_claim() -> None:
 def test_a_duration_without_a_unit_is_refused_from_python_too() -> None:
     with pytest.raises(InputError, match=r'budget .* has no unit; write it as text with a unit: "5m"'):
         make_spec({"model": "a", "traffic": "chat", "budget": 5})
+
+
+def test_a_short_search_leaves_compile_modes_out_unless_there_is_little_else() -> None:
+    language = {"model": "m", "traffic": "t"}
+    assert list(settings_left_out(make_spec({**language, "budget": "6m40s"}))) == ["compile_mode"]
+    assert settings_left_out(make_spec({**language, "budget": "10m"})) == {}
+    assert settings_left_out(make_spec({"model": "silero-vad", "engine": "module", "budget": "4m"})) == {}

@@ -134,10 +134,18 @@ def test_settings_follow_the_machine_and_the_deployment() -> None:
     assert "max_batch" in space_of(concurrency=1).left_out
 
 
+def test_a_setting_that_is_to_be_left_out_is_in_no_candidate_and_says_why() -> None:
+    without = {"threads": "for a reason"}
+    space = Space.build(deployment(cores=4), slot_table(), (), applies=lambda source: None, without=without)
+    assert "threads" in {dial.setting.name for dial in space_of(cores=4).dials}
+    assert "threads" not in {dial.setting.name for dial in space.dials}
+    assert space.left_out["threads"] == "for a reason"
+
+
 def test_chunks_that_no_prompt_fills_are_left_out() -> None:
     row = replace(deployment().shapes.rows[0], phase=Phase.PREFILL, num_seqs=1, query_tokens=100, context_max=20)
     short = replace(deployment(concurrency=1), shapes=replace(deployment().shapes, rows=(row,)))
-    _, serving, left_out = build_dials(short, Numerics.TOLERANCE, compiler=True)
+    _, serving, left_out = build_dials(short, Numerics.TOLERANCE, compiler=True, without={})
     assert {dial.setting.name: dial.values for dial in serving} == {"chunk_tokens": (512, 64)}
     assert "max_batch" in left_out
 
