@@ -87,6 +87,9 @@ class Plan:
     """Asked after each round: what slowed the machine down in it, so that it is to be measured again. Nothing by default."""
 
 
+LEAST_LOOKS = 2
+"""Windows a row of what is measured without its late rows: enough logits for a verdict on them."""
+
 ROOM = 2.5
 """Rounds that must fit before the deadline for another to begin: that one, and the checks that follow the last."""
 
@@ -115,10 +118,16 @@ class Rounds:
                 break
             test.add(self._steady_round(len(test.values), deadline))
             longest = max(longest, time.monotonic() - start)
-        if test.decision() != "slower" or self._evidence.at_most:
-            self._check_more(min(self._plan.brief_rounds, len(test.values)), deadline - ROOM * longest, deadline)
+        self._check_more(self._looks_left(test), deadline - ROOM * longest, deadline)
         self.finish_checks(deadline)
         return test
+
+    def _looks_left(self, test: SequentialTest) -> int:
+        """Windows a row that are to be compared beside those that were timed."""
+        rounds = len(test.values)
+        if self._evidence.at_most:
+            return max(0, LEAST_LOOKS - rounds)
+        return 0 if test.decision() == "slower" else min(self._plan.brief_rounds, rounds)
 
     def _check_more(self, windows: int, until: float, deadline: float) -> None:
         """The windows that brief rounds left out, compared and not kept as times: what is not slower is looked at as closely as ever,

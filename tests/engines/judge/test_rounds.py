@@ -194,7 +194,7 @@ def test_a_late_row_is_left_out_only_where_it_cannot_make_up_for_the_others(
     assert test.mean == pytest.approx(np.log(bound)), "the most that it may be"
     assert {block.row for block in evidence.blocks} == {KV.rows[0]}
     assert not any(ran[(1, side)] for side in Side), "not even for a check"
-    assert ran[(0, Side.CANDIDATE)] == 2 * rounds_without, "what brief rounds left out is looked at"
+    assert ran[(0, Side.CANDIDATE)] == max(2, rounds_without), "at least two windows are compared"
 
 
 def test_rounds_on_a_gpu_that_slows_itself_down_are_measured_again() -> None:
