@@ -164,10 +164,13 @@ class Rounds:
         return math.log((incumbent_ms + late_ms) / sum(b.row.steps_share * b.candidate_step_ms for b in blocks))
 
     def _warm_late(self, deadline: float) -> None:
-        """A window a side that is compared and not kept as a time: nothing has run there since the installs."""
+        """A window a side that is compared and not kept as a time: nothing has run there since the installs, so that code may be compiled in
+        it, for which the incumbent is not blamed."""
         for place in self._late:
-            for side in Side:
-                self._window(side, place, deadline)
+            inputs = self._plan.drawers[place].for_incumbent()
+            window = self._pair.window(Side.INCUMBENT, *place, inputs.tokens, deadline)
+            self._check_incumbent(place[1], inputs, window.logits)
+            self._window(Side.CANDIDATE, place, deadline)
 
     def _measured_places(self) -> Sequence[Place]:
         return self._first if self._evidence.at_most else self._plan.places

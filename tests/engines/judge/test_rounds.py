@@ -50,9 +50,11 @@ class ScriptedPair:
     def __init__(self, seconds: Mapping[Side, float] = STEP_SECONDS) -> None:
         self.seconds = seconds
         self.ran: list[tuple[int, Side]] = []
+        self.deadlines: list[float] = []
 
     def window(self, side: Side, cut: int, row: int, tokens: np.ndarray, deadline: float) -> Window:
         self.ran.append((row, side))
+        self.deadlines.append(deadline)
         seconds = self.seconds[side] * len(tokens)
         logits = np.ones((len(tokens), 1, 4), np.float32)
         return Window(seconds=seconds, child_seconds=seconds, logits=logits, activation={})
@@ -195,6 +197,21 @@ def test_a_late_row_is_left_out_only_where_it_cannot_make_up_for_the_others(
     assert {block.row for block in evidence.blocks} == {KV.rows[0]}
     assert not any(ran[(1, side)] for side in Side), "not even for a check"
     assert ran[(0, Side.CANDIDATE)] == max(2, rounds_without), "at least two windows are compared"
+
+
+def test_the_incumbents_first_window_on_a_late_row_may_compile_and_take_its_time() -> None:
+    """Its patience elsewhere is ten times what it takes alone, and two seconds."""
+    pair, evidence = ScriptedPair(), Evidence()
+    measured = rounds(pair, evidence, LATE, brief_rounds=3, late=LATE, alone={(0, 0): 0.002, (0, 1): 0.002})
+    measured.until_decided(Stopping(min_rounds=3, max_rounds=3), 1e18)
+    late = [
+        deadline
+        for (row, side), deadline in zip(pair.ran, pair.deadlines, strict=True)
+        if (row, side) == (1, Side.INCUMBENT)
+    ]
+    assert late[0] == 1e18
+    assert len(late) > 1
+    assert all(deadline < 1e18 for deadline in late[1:])
 
 
 def test_rounds_on_a_gpu_that_slows_itself_down_are_measured_again() -> None:
