@@ -97,8 +97,9 @@ def table_rows(budget_seconds: float) -> int:
 
 
 def settings_left_out(spec: CampaignSpec) -> dict[str, str]:
-    """Setting → why a search of that budget does not try it; whoever asks about one candidate may. A module has little else to try."""
-    if spec.budget_seconds >= COMPILES_FROM or spec.engine == "module":
+    """Setting → why a search of that budget does not try it; whoever asks about one candidate may. A module has little else to try, and
+    vLLM compiles as it is loaded."""
+    if spec.budget_seconds >= COMPILES_FROM or spec.engine != "decoder":
         return {}
     return {"compile_mode": f"compiling takes a minute a candidate, and the budget is below {COMPILES_FROM / 60:.0f}"}
 

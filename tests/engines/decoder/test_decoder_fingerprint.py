@@ -105,7 +105,7 @@ def test_an_honest_candidate_leaves_nothing(world):
         assert beside.probe_sha256 == after.probe_sha256 == born.probe_sha256
         assert beside.flags == after.flags == born.flags
         assert after.open_files == born.open_files
-        assert after.children_alive == 0
+        assert after.children_alive == born.children_alive, "compilers of other tests may be running"
         assert after.threads_alive >= 1
         assert after.resident_bytes > 1 << 24
 
