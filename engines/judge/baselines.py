@@ -28,7 +28,7 @@ BASELINE_NAMES = (
 """What `DecoderProgram.install_baseline` takes."""
 
 STOPPING = Stopping(min_rounds=3, max_rounds=4, half_width=0.03)
-"""A baseline is a denominator, not a decision: it need not be as sharp as a candidate."""
+"""A baseline is a denominator, not a decision: it need not be as sharp as a candidate, nor be looked at as closely."""
 
 
 def measure_baseline(
@@ -45,7 +45,7 @@ def measure_baseline(
             rng = random.Random(seed_of(seed, name))
             plan = replace(stable.plan(places, stable.recipe.sources(seed, False), rng), brief_rounds=BRIEF_ROUNDS)
             pair = SideBySide(child, stable.kv, stable.recipe.model.vocab_size)
-            Rounds(pair, plan, evidence, rng).until_decided(STOPPING, deadline)
+            Rounds(pair, plan, evidence, rng).until_decided(STOPPING, deadline, look_again=False)
         except CandidateFailed as error:
             failure = error.failure
     return BaselineMeasurement(

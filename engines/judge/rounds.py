@@ -108,8 +108,11 @@ class Rounds:
         self._first = [place for place in plan.places if place[1] not in plan.late_rows]
         self._late = [place for place in plan.places if place[1] in plan.late_rows]
 
-    def until_decided(self, stopping: Stopping, deadline: float) -> SequentialTest:
-        """Rounds until the test stops, or until another round would pass the deadline. Raises CandidateFailed."""
+    def until_decided(self, stopping: Stopping, deadline: float, *, look_again: bool = True) -> SequentialTest:
+        """Rounds until the test stops, or until another round would pass the deadline. Raises CandidateFailed.
+
+        `look_again`: compare also as many windows as brief rounds left out, which takes as long again.
+        """
         test = SequentialTest(stopping)
         longest = 0.0
         while test.decision() is None:
@@ -118,7 +121,8 @@ class Rounds:
                 break
             test.add(self._steady_round(len(test.values), deadline))
             longest = max(longest, time.monotonic() - start)
-        self._check_more(self._looks_left(test), deadline - ROOM * longest, deadline)
+        if look_again:
+            self._check_more(self._looks_left(test), deadline - ROOM * longest, deadline)
         self.finish_checks(deadline)
         return test
 

@@ -135,6 +135,13 @@ def test_what_brief_rounds_left_out_is_looked_at_unless_the_candidate_is_slower(
     assert counts[(1, Side.CANDIDATE)] == (1 if hopeless else 3)
 
 
+def test_a_denominator_has_no_window_beyond_those_that_are_timed() -> None:
+    pair = ScriptedPair()
+    measured = rounds(pair, Evidence(), frozenset(), brief_rounds=3)
+    measured.until_decided(Stopping(min_rounds=3, max_rounds=3), 1e18, look_again=False)
+    assert Counter(pair.ran)[(0, Side.CANDIDATE)] == 3
+
+
 def test_a_closer_look_does_not_miss_the_deadline() -> None:
     """Each window takes a tenth of a second by this clock; after three rounds there is no time for more."""
     pair = ScriptedPair()
