@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from engines import probe
+from engines import probe, probe_measure
 from engines.probe import cpu_ref, curve_sizes, gpu_ref, physical_floor_ms, probe_hardware, read_curve
 from engines.probe_gpu import Gpu, gpus
 from engines.probe_host import Host, cpu_quota, read_host
@@ -331,6 +332,24 @@ class TestMeasuring:
         best, spread = bandwidth(read, 64 * MIB, 0.1)
         assert best == pytest.approx(10.0)
         assert spread == pytest.approx(0.2)
+
+
+def test_a_type_that_the_cpu_has_no_units_for_is_multiplied_in_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By this clock a product of 256 takes a millisecond in fp32 and forty in bf16: one of 1,024 would take 2.6 seconds."""
+    now, made = [0.0], []
+
+    def product(n: int, device: str, dtype: Any) -> Callable[[], object]:
+        made.append((n, dtype))
+        step = (0.001 if dtype == torch.float32 else 0.04) * (n / 256) ** 3
+        return lambda: now.__setitem__(0, now[0] + step)
+
+    monkeypatch.setattr(probe_measure, "product", product)
+    monkeypatch.setattr(probe_measure.time, "perf_counter", lambda: now[0])
+    figures = probe_measure.flop_rates("cpu", torch.get_num_threads())
+    assert made == [(256, torch.float32), (1024, torch.float32), (256, torch.bfloat16), (256, torch.bfloat16)]
+    assert figures["fp32_gflop_per_s"] == pytest.approx(2 * 256**3 / 1e9 / 0.001, abs=0.1)
+    assert figures["bf16_gflop_per_s"] == pytest.approx(2 * 256**3 / 1e9 / 0.04, abs=0.1)
+    assert now[0] < 2.0
 
 
 class TestProbeHardware:
