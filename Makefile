@@ -35,7 +35,7 @@ vllm: $(STAMP)
 
 # Two processes: engines, and the rest (tests/conftest.py).
 test: $(STAMP) vllm
-	$(BIN)/python -m pytest tests -n 2 --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests -n 2 $(PYTEST_ARGS)
 
 test-fast: $(STAMP)
 	$(BIN)/python -m pytest tests -m "not ray and not slow" $(PYTEST_ARGS)
