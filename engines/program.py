@@ -170,8 +170,9 @@ class StepEvent:
 class Fingerprint:
     """State of a child that a candidate must leave as it was."""
 
-    probe_sha256: str
-    """Hash of the baseline's logits on a fixed probe."""
+    probes: Mapping[str, str]
+    """What answered a fixed probe (as `layers 2 to 3`) → SHA-256 of the baseline's logits. At birth everything that can answer has;
+    later some of it."""
     flags: Mapping[str, str]
     """torch flags, default dtype, threads, grad mode, random state hash, patched callables, environment hash."""
     threads_alive: int

@@ -1,6 +1,6 @@
 """The state of a process that a candidate must leave as it was: torch's flags, random states, callables, environment, threads.
 
-What is here reads only. Whether two fingerprints are alike enough is the judge's to say; `probe_sha256` and `flags` must be equal,
+What is here reads only. Whether two fingerprints are alike enough is the judge's to say; `probes` and `flags` must be equal,
 the counts may only not grow without bound.
 """
 

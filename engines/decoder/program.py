@@ -285,7 +285,7 @@ class DecoderProgram:
         digests = self._proof.digests(self._sides.values(), changed.values())
         torch.set_num_threads(threads)
         return Fingerprint(
-            probe_sha256=" ".join(digests),
+            probes=digests,
             flags={
                 **fingerprint.flags(self._born, self._classes()),
                 "trees": ", ".join(sorted(changed)),

@@ -9,9 +9,10 @@ A net whose attention is not plain full attention cannot run this way: `Net.ragg
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -85,6 +86,21 @@ class Net:
         if outer is not None and outer is not batch:
             self.step.begin(outer)
         return out.logits[0].float()  # type: ignore[no-any-return]
+
+    @contextlib.contextmanager
+    def only(self, layers: Sequence[int]) -> Iterator[None]:
+        """Passes go through these decoder layers, then the last norm and the head; through every layer where none is given."""
+        if not layers:
+            yield
+            return
+        path, _, name = self.layer_paths[0].rpartition(".")[0].rpartition(".")
+        owner = self.model.get_submodule(path)
+        whole = owner._modules[name]
+        owner._modules[name] = torch.nn.ModuleList(self.modules[self.layer_paths[layer]] for layer in layers)
+        try:
+            yield
+        finally:
+            owner._modules[name] = whole
 
 
 def build_net(

@@ -44,13 +44,17 @@ def _facts(module: torch.nn.Module, names: tuple[str, ...]) -> Facts:
         len(module._forward_hooks),
         len(module._forward_pre_hooks),
         tuple(map(id, module._modules.values())),
-        tuple(weight.data_ptr() for weight in module._parameters.values() if weight is not None),
+        tuple(_place(weight) for weight in module._parameters.values() if weight is not None),
         *(
             _content(buffer)
             for buffer in module._buffers.values()
             if buffer is not None and not _follows_length(module)
         ),
     )
+
+
+def _place(weight: torch.Tensor) -> object:
+    return id(weight), weight.data_ptr(), weight.dtype, weight.shape, weight.stride()
 
 
 def _content(buffer: torch.Tensor) -> object:

@@ -22,8 +22,9 @@ DEVICE_MARGIN_BYTES = 8 << 20
 def differences(birth: Fingerprint, now: Fingerprint) -> list[str]:
     """What changed, each as a short sentence."""
     found = []
-    if now.probe_sha256 != birth.probe_sha256:
-        found.append("the baseline no longer computes what it did at birth")
+    other = [name for name, digest in now.probes.items() if birth.probes.get(name) != digest]
+    if other or not now.probes:
+        found.append(f"the baseline no longer computes what it did at birth ({', '.join(other) or 'no answer'})")
     found += _changed(birth.flags, now.flags)
     if now.threads_alive > birth.threads_alive:
         found.append(f"threads {birth.threads_alive} -> {now.threads_alive}")

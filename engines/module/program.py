@@ -224,7 +224,7 @@ class ModuleProgram:
         digests = {self._probe_digest(side) for side in (self._probe, *free)}
         torch.set_num_threads(threads)
         return Fingerprint(
-            probe_sha256=" ".join(sorted(digests)),
+            probes={"module": " ".join(sorted(digests))},
             flags={**fingerprint.flags(self._born, self._classes()), "trees": self._changed_trees()},
             threads_alive=fingerprint.threads_alive(),
             children_alive=fingerprint.children_alive(),

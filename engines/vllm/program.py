@@ -251,7 +251,7 @@ class VllmProgram:
     def fingerprint(self) -> Fingerprint:
         digest = fingerprint.logits_digest(self._probe())
         return Fingerprint(
-            probe_sha256=digest,
+            probes={"model": digest},
             flags=self._flags(),
             threads_alive=fingerprint.threads_alive(),
             children_alive=fingerprint.children_alive(),

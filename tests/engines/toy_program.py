@@ -149,7 +149,7 @@ class ToyProgram:
     def fingerprint(self) -> Fingerprint:
         probe = self.forward(torch.arange(4), [0.5] * 4, 0).contiguous()
         return Fingerprint(
-            probe_sha256=hashlib.sha256(probe.numpy().tobytes()).hexdigest(),
+            probes={"model": hashlib.sha256(probe.numpy().tobytes()).hexdigest()},
             flags={"intra_op": str(torch.get_num_threads()), "dtype": str(torch.get_default_dtype())},
             threads_alive=threading.active_count(),
             children_alive=0,

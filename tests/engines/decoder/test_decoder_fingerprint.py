@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from engines.decoder.batch import build_batch
+from engines.decoder.proof import Proof, windows_of
+from engines.program import Fingerprint
+
 PATCHES = {
     "patched": "import time; old = time.perf_counter; time.perf_counter = lambda: old() / 2",
     "default_dtype": "torch.set_default_dtype(torch.float64)",
@@ -20,6 +24,11 @@ PATCHES = {
     "mkldnn": "torch.backends.mkldnn.enabled = False",
     "module_hooks": "torch.nn.modules.module.register_module_forward_hook(lambda m, i, o: None)",
 }
+
+
+def agrees(now: Fingerprint, born: Fingerprint) -> bool:
+    """What answered the probe now answered it as at birth."""
+    return bool(now.probes) and now.probes.items() <= born.probes.items()
 
 
 @pytest.fixture
@@ -70,7 +79,7 @@ def test_a_patched_class_is_named_and_its_effect_changes_the_probe(world):
     finally:
         kind.forward = real
     assert now.flags["patched"] == f"{kind.__module__}.{kind.__qualname__}.forward"
-    assert now.probe_sha256 != born.probe_sha256
+    assert not agrees(now, born)
 
 
 def test_trees_that_something_was_left_on_are_named(world):
@@ -90,8 +99,8 @@ def test_a_side_that_is_not_as_loaded_though_nothing_is_installed_shows(world):
     module.__dict__["forward"] = lambda x: x
     changed = world.program.fingerprint()
     del module.__dict__["forward"]
-    assert changed.probe_sha256 != born.probe_sha256
-    assert world.program.fingerprint().probe_sha256 == born.probe_sha256
+    assert not agrees(changed, born)
+    assert agrees(world.program.fingerprint(), born)
 
 
 def test_an_honest_candidate_leaves_nothing(world):
@@ -102,7 +111,8 @@ def test_an_honest_candidate_leaves_nothing(world):
         beside = world.program.fingerprint()
         world.program.uninstall("candidate")
         after = world.program.fingerprint()
-        assert beside.probe_sha256 == after.probe_sha256 == born.probe_sha256
+        assert agrees(beside, born)
+        assert agrees(after, born)
         assert beside.flags == after.flags == born.flags
         assert after.open_files == born.open_files
         assert after.children_alive == born.children_alive, "compilers of other tests may be running"
@@ -128,17 +138,75 @@ def test_an_attribute_a_buffer_or_a_child_that_is_another_changes_the_tree(world
         assert world.program.state()["trees"] == ""
 
 
-def test_every_tree_is_asked_in_turn_and_the_changed_one_at_once(world, monkeypatch):
+@pytest.fixture
+def proof(world, monkeypatch):
+    """That of the program, which has just been born, through one layer at a time: its shallowest trees have two."""
+    made = Proof(world.program._probe, torch.device("cpu"))
+    made._windows = tuple((layer,) for layer in range(len(world.program._probe.net.layer_paths)))
+    assert len(made._windows) > 1
+    made.warm_up()
+    monkeypatch.setattr(world.program, "_proof", made)
+    return made
+
+
+def test_every_tree_answers_through_every_window_in_turn_and_the_changed_one_at_once(world, proof, monkeypatch):
     asked = []
-    proof = world.program._proof
     answer = proof._answered
-    monkeypatch.setattr(proof, "_answered", lambda side, batch: asked.append(side.name) or answer(side, batch))
-    for _ in range(4):
-        world.program.fingerprint()
+    monkeypatch.setattr(
+        proof, "_answered", lambda side, batch, window: asked.append((side.name, window)) or answer(side, batch, window)
+    )
     shallow = [name for (name, cut) in world.program._sides if cut == world.program._shallowest and name != "reference"]
-    assert sorted(asked[-3:]) == sorted([*shallow, "probe"])
+    trees = [*shallow, "probe"]
+    world.program.fingerprint()
     asked.clear()
-    world.program._loaded("candidate", world.program._shallowest).forward = lambda batch, kv: None
+    for _ in range(len(trees) * len(proof._windows)):
+        world.program.fingerprint()
+    assert set(asked) == {(tree, window) for tree in trees for window in proof._windows}
+    asked.clear()
+    monkeypatch.setattr(
+        world.program._loaded("candidate", world.program._shallowest), "forward", lambda batch, kv: None
+    )
     world.program.fingerprint()
-    world.program.fingerprint()
-    assert asked.count("candidate") >= 2
+    assert {window for tree, window in asked if tree == "candidate"} >= set(proof._windows)
+
+
+def test_windows_have_every_layer_and_are_of_two():
+    assert windows_of(2) == ((),)
+    assert windows_of(6) == ((0, 1), (2, 3), (4, 5))
+    assert windows_of(5) == ((0, 1), (2, 3), (3, 4))
+
+
+def test_a_pass_through_a_window_is_that_of_its_layers(world):
+    """By hand: embedding, the two layers, the last norm, the head."""
+    side = world.program._loaded("incumbent", world.program._deepest)
+    net, kv = side.net, side.kv
+    batch = build_batch(torch.tensor([3, 5, 7]), contexts=[0], query_lens=[3], slots=[0])
+    with torch.inference_mode():
+        side.step.begin(batch)
+        whole = net.forward(batch, kv)
+        with net.only((1, 2)):
+            through = net.forward(batch, kv)
+        hidden = net.modules["model.embed_tokens"](batch.tokens[None])
+        positions = net.modules["model.rotary_emb"](hidden, batch.positions[None])
+        for layer in (1, 2):
+            out = net.modules[f"model.layers.{layer}"](
+                hidden, position_ids=batch.positions[None], position_embeddings=positions, use_cache=False
+            )
+            hidden = out if isinstance(out, torch.Tensor) else out[0]
+        logits = net.modules["lm_head"](net.modules["model.norm"](hidden[:, -1:]))[0].float()
+        again = net.forward(batch, kv)
+    assert torch.equal(through, logits)
+    assert not torch.equal(through, whole)
+    assert torch.equal(again, whole), "every layer is back"
+
+
+def test_a_layer_that_computes_otherwise_shows_in_its_own_window(world, proof):
+    """Nothing of the structure is touched: the weights' memory, which is sealed outside tests, holds other values."""
+    born = world.program.fingerprint()
+    weight = world.program._loaded("incumbent", 0).net.modules["model.layers.0.mlp.down_proj"].weight
+    kept = weight.data.clone()
+    weight.data.mul_(2)
+    seen = [world.program.fingerprint() for _ in proof._windows]
+    weight.data.copy_(kept)
+    assert [agrees(now, born) for now in seen].count(False) == 1
+    assert agrees(world.program.fingerprint(), born)

@@ -71,7 +71,7 @@ def main() -> None:
                 "beside": moved(beside, loaded),
                 "again": moved(again, loaded),
                 "refused": refused,
-                "clean": [now.probe_sha256 == born.probe_sha256, now.flags["trees"], now.flags["patched"]],
+                "clean": [now.probes == born.probes, now.flags["trees"], now.flags["patched"]],
             }
         )
     )
