@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from engines.program import (
     Artefacts,
     CandidateFailed,
+    ImagedProgram,
     KvPlan,
     ProfiledProgram,
     Program,
@@ -105,6 +106,8 @@ class _Server:
             "uninstall": self._uninstall,
             "compute_contexts": self._compute_contexts,
             "keep_contexts": self._keep_contexts,
+            "image_contexts": self._image_contexts,
+            "keep_image": self._keep_image,
             "load_contexts": self._load_contexts,
             "window": self._window,
             "replay": self._replay,
@@ -179,8 +182,26 @@ class _Server:
             self._contexts[message.body["cut"], sequence] = mapped[str(sequence)]
         return None, []
 
+    def _image_contexts(self, message: Message) -> Reply:
+        """Of all rows; without a descriptor where there can be none."""
+        body, program = message.body, self._program
+        if not isinstance(program, ImagedProgram):
+            return None, []
+        contexts = {
+            row: [_start(self._contexts[body["cut"], i], length) for i, length in enumerate(lengths)]
+            for row, lengths in body["rows"]
+        }
+        fd = program.context_image(body["cut"], contexts)
+        return None, [] if fd is None else [fd]
+
+    def _keep_image(self, message: Message) -> Reply:
+        cast(ImagedProgram, self._program).keep_image(message.body["cut"], os.dup(message.fds[0]))
+        return None, []
+
     def _load_contexts(self, message: Message) -> Reply:
-        body = message.body
+        body, program = message.body, self._program
+        if isinstance(program, ImagedProgram) and program.cover(body["side"], body["cut"]):
+            return None, []
         for row, lengths in body["rows"]:
             contexts = [_start(self._contexts[body["cut"], i], length) for i, length in enumerate(lengths)]
             self._program.load_contexts(body["side"], body["cut"], row, contexts)

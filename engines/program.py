@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from hotpass.records.candidate import Candidate
 from hotpass.records.deployment import ModelRef
@@ -270,6 +270,24 @@ class Program(Protocol):
         ...
 
     def fingerprint(self) -> Fingerprint: ...
+
+
+@runtime_checkable
+class ImagedProgram(Protocol):
+    """A program whose contexts come back by a mapping of sealed memory, and not by a copy."""
+
+    def context_image(self, cut: int, contexts: Mapping[int, Sequence[torch.Tensor]]) -> int | None:
+        """Descriptor of the sealed image of a side that holds these contexts of each row; the caller closes it. None where there can
+        be none: contexts are to be copied then."""
+        ...
+
+    def keep_image(self, cut: int, fd: int) -> None:
+        """Take over an image that another child of the same plan made."""
+        ...
+
+    def cover(self, side: str, cut: int) -> bool:
+        """Bring a side's contexts back, of every row. False where there is no image for it: they are to be copied then."""
+        ...
 
 
 class ProfiledProgram(Program, Protocol):

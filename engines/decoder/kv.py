@@ -32,6 +32,7 @@ class KvPool:
         self.num_slots = num_slots
         self.max_context = max_context
         self.dtype = dtype
+        self.device = device
         shape = (num_slots, kv_heads, max_context, head_dim)
         with torch.inference_mode(False):
             self._keys = [_zeros(shape, dtype, device) for _ in range(num_layers)]
@@ -44,13 +45,22 @@ class KvPool:
     def values(self, layer: int) -> torch.Tensor:
         return self._values[layer]
 
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Keys of every layer, then values."""
+        return (*self._keys, *self._values)
+
+    @property
+    def geometry(self) -> tuple[object, ...]:
+        """Pools that are alike in it can hold each other's contents byte for byte."""
+        return (self.dtype, str(self.device), *(tensor.shape for tensor in self.tensors()))
+
     def memory(self) -> tuple[object, ...]:
         """What the pool is made of: type and address of every tensor. The same for its life."""
-        return tuple((tensor.dtype, tensor.data_ptr()) for tensor in (*self._keys, *self._values))
+        return tuple((tensor.dtype, tensor.data_ptr()) for tensor in self.tensors())
 
     def poison(self, slots: Sequence[int]) -> None:
         """NaN in whole slots: what nobody may read any more."""
-        for tensor in (*self._keys, *self._values):
+        for tensor in self.tensors():
             for slot in slots:
                 tensor[slot].fill_(float("nan"))
 

@@ -22,6 +22,7 @@ from engines.decoder.attention import StepState
 from engines.decoder.batch import build_batch
 from engines.decoder.install import install
 from engines.decoder.kv import KvPool
+from engines.decoder.kv_image import KvImage, sealed_image
 from engines.decoder.own_cache import OwnCache
 from engines.decoder.proof import PROBE_CONTEXT, PROBE_SLOTS, Proof
 from engines.decoder.reference import (
@@ -61,6 +62,7 @@ class DecoderProgram:
     def __init__(self) -> None:
         self._sides: dict[tuple[str, int], DecoderSide] = {}
         self._baselines: dict[tuple[str, int], DecoderSide] = {}
+        self._images: dict[int, KvImage] = {}
         self._readers: dict[int, Net] = {}
         """As loaded, over whatever KV it is asked to read."""
         self._tables: dict[int, SlotTable] = {}
@@ -184,6 +186,34 @@ class DecoderProgram:
         """KV as `compute_contexts` gives it, or token ids (int64 [context]), for which the side computes its own."""
         target = self._side(side, cut)
         target.load_contexts(row, contexts)
+
+    def context_image(self, cut: int, contexts: Mapping[int, Sequence[torch.Tensor]]) -> int | None:
+        """Of a side as loaded. None on a GPU, and where contexts are token ids."""
+        by_slot = {
+            slot: context
+            for row, items in contexts.items()
+            for slot, context in zip(self._plan.row_slots(row), items, strict=True)
+        }
+        if self._device.type != "cpu" or any(context.ndim == 1 for context in by_slot.values()):
+            return None
+        return sealed_image(self._loaded("incumbent", cut).kv, by_slot)
+
+    def keep_image(self, cut: int, fd: int) -> None:
+        plan = self._plan
+        lengths = {
+            slot: length
+            for row in range(len(plan.rows))
+            for slot, length in zip(plan.row_slots(row), plan.row_contexts(row), strict=True)
+        }
+        self._images[cut] = KvImage(fd, self._loaded("incumbent", cut).kv, lengths)
+
+    def cover(self, side: str, cut: int) -> bool:
+        """Not a side with a cache of its own, nor one whose candidate has KV of another type."""
+        target, image = self._side(side, cut), self._images.get(cut)
+        if image is None or target.own is not None or not image.fits(target.kv):
+            return False
+        image.cover(target.kv)
+        return True
 
     def run_window(self, side: str, cut: int, row: int, inputs: WindowInputs, out: torch.Tensor) -> WindowReply:
         reply = run_window(self._side(side, cut), row, inputs, out)

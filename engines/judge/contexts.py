@@ -1,6 +1,6 @@
 """Contexts of shape rows: KV computed once by the reference, sealed, and copied into a side's slots whenever it is installed.
 
-All rows share texts: sequence i of every row has the first tokens of text i, so that its KV is the start of the longest one's. A
+Where the program can, what all rows hold is an image, and copying a mapping (`engines.decoder.kv_image`). All rows share texts: sequence i of every row has the first tokens of text i, so that its KV is the start of the longest one's. A
 table of six rows at four sequences costs the reference four texts instead of twenty-four.
 """
 
@@ -32,6 +32,8 @@ class Contexts:
     def __init__(self, kv: KvPlan) -> None:
         self._kv = kv
         self._blocks: list[_Block] = []
+        self._images: dict[int, int] = {}
+        """Cut → descriptor of its sealed image."""
 
     def compute(self, child: Child, num_cuts: int, source: TokenSource, deadline: float) -> None:
         """By the reference child, which then has them as every other child gets them. Raises CandidateFailed."""
@@ -42,11 +44,14 @@ class Contexts:
                 block = self._computed(child, cut, row, sequences, texts, deadline)
                 self._blocks.append(block)
                 _keep(child, block, deadline)
+            self._take_image(child, cut, deadline)
 
     def hand_to(self, child: Child, deadline: float) -> None:
         """Let a child map all of them."""
         for block in self._blocks:
             _keep(child, block, deadline)
+        for cut, fd in self._images.items():
+            child.call_plain("keep_image", {"cut": cut}, deadline=deadline, fds=(fd,))
 
     def load(self, child: Child, side: str, places: Sequence[tuple[int, int]], deadline: float) -> None:
         """Copy them into a side's slots of those (cut, row) places."""
@@ -58,6 +63,18 @@ class Contexts:
         for block in self._blocks:
             block.memory.close()
         self._blocks.clear()
+        close_all(tuple(self._images.values()))
+        self._images.clear()
+
+    def _take_image(self, child: Child, cut: int, deadline: float) -> None:
+        """The child has it too from then on, as every other gets it."""
+        rows = [(row, self._kv.row_contexts(row)) for row in range(len(self._kv.rows))]
+        message = child.call("image_contexts", {"cut": cut, "rows": rows}, deadline=deadline)
+        if message.fds:
+            self._images[cut] = message.fds[0]
+            close_all(message.fds[1:])
+            check_sealed(message.fds[0], MemoryIndex(tensors=(), num_bytes=0))
+            child.call_plain("keep_image", {"cut": cut}, deadline=deadline, fds=(message.fds[0],))
 
     def _computed(
         self,

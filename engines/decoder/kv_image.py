@@ -1,0 +1,103 @@
+"""Contexts in the layout of a KV pool, in sealed memory: mapped over a pool, copy on write, they are what it holds.
+
+    contexts of rows ──once──► memory file, sealed ──mmap over the pool's own addresses──► the pool as loaded
+
+A pool is brought back by a mapping a tensor instead of a copy of all contexts: pages that a candidate wrote to were copies, and go;
+those that nobody wrote are one for both sides. Positions beyond the contexts are zero again. On a CPU; elsewhere contexts are copied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Mapping
+
+import torch
+
+from engines.decoder.kv import KvPool
+from engines.memory import SEALED
+
+POPULATE_READ = 22
+"""Of madvise (Linux 5.14): bring the pages in now, so that no window does."""
+_FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def sealed_image(pool: KvPool, contexts: Mapping[int, torch.Tensor]) -> int:
+    """Descriptor of a new image; the caller closes it. `contexts`: slot → KV [layers, 2, kv_heads, context, head_dim], rounded to the
+    pool's dtype. `pool` is only looked at."""
+    fd = os.memfd_create("hotpass-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, num_bytes(pool))
+        offset = 0
+        for index, tensor in enumerate(pool.tensors()):
+            layer, which = index % pool.num_layers, index // pool.num_layers
+            _write(fd, tensor, offset, {slot: context[layer, which] for slot, context in contexts.items()})
+            offset += _whole_pages(tensor)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALED)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def num_bytes(pool: KvPool) -> int:
+    """Size of a pool's image."""
+    return max(1, sum(map(_whole_pages, pool.tensors())))
+
+
+class KvImage:
+    """What pools of one geometry hold."""
+
+    def __init__(self, fd: int, pool: KvPool, lengths: Mapping[int, int]) -> None:
+        """Takes over `fd`, an image of that pool's geometry. `lengths`: slot → positions of its context. Raises ValueError."""
+        if os.fstat(fd).st_size != num_bytes(pool):
+            raise ValueError("an image of another pool")
+        self._fd = fd
+        self._geometry = pool.geometry
+        self._lengths = {slot: length for slot, length in lengths.items() if length}
+
+    def fits(self, pool: KvPool) -> bool:
+        return pool.geometry == self._geometry
+
+    def cover(self, pool: KvPool) -> None:
+        """The pool holds the contexts, and zeros elsewhere. Its addresses stay. Raises OSError."""
+        offset = 0
+        for tensor in pool.tensors():
+            size, access = _whole_pages(tensor), mmap.PROT_READ | mmap.PROT_WRITE
+            at = _libc.mmap(tensor.data_ptr(), size, access, mmap.MAP_PRIVATE | _MAP_FIXED, self._fd, offset)
+            if at == _FAILED:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            offset += size
+            self._bring_in(tensor)
+
+    def _bring_in(self, tensor: torch.Tensor) -> None:
+        for slot, length in self._lengths.items():
+            for head in tensor[slot]:
+                start = head.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+                end = head.data_ptr() + length * head.stride(0) * head.itemsize
+                if _libc.madvise(start, end - start, POPULATE_READ) and ctypes.get_errno() == errno.EINVAL:
+                    return  # an older kernel: the passes that warm up bring them in
+
+
+_MAP_FIXED = 0x10
+
+
+def _write(fd: int, tensor: torch.Tensor, offset: int, contexts: Mapping[int, torch.Tensor]) -> None:
+    """Through a mapping that is gone before the file is sealed."""
+    with mmap.mmap(fd, _whole_pages(tensor), offset=offset) as mapped:
+        view = torch.frombuffer(mapped, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape)
+        for slot, context in contexts.items():
+            view[slot, :, : context.shape[1]].copy_(context)
+        del view
+
+
+def _whole_pages(tensor: torch.Tensor) -> int:
+    return -(-tensor.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
