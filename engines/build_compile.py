@@ -16,8 +16,6 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -28,6 +26,7 @@ from engines.build_native import find_compiler
 from engines.build_run import BuildLimits, Finished, build_failed, deadline_failed, run_limited
 from engines.compile_cache import CACHE_VARIABLES, MANIFEST, ROOT_VARIABLE, room_of
 from engines.heap import total_bytes
+from engines.held_folder import HeldFolder
 from engines.judge.install import PartFiles
 from engines.prepare.cache import cache_root, machine_errors, make_once
 from engines.program import KvPlan
@@ -130,9 +129,9 @@ def compile_ahead(
     )
 
     def make(made: Path) -> None:
-        with tempfile.TemporaryDirectory(prefix=".compiling-", dir=folder.parent) as work:
-            _run_worker(request, setup, Path(work), deadline_seconds)
-            _take(Path(work, CODE, candidate.id[:16]), made)
+        with HeldFolder(".compiling-", folder.parent) as work:
+            _run_worker(request, setup, work, deadline_seconds)
+            _take(work / CODE / candidate.id[:16], made)
 
     made = make_once(folder, ready=holds, make=make)
     with machine_errors(made):
@@ -243,7 +242,7 @@ def _limits(setup: CompileSetup) -> BuildLimits:
 
 
 def _trim(room: Path, spare: Path) -> None:
-    """Remove folders used longest ago until the room holds no more than it may, and what killed workers left a day ago."""
+    """Remove folders used longest ago until the room holds no more than it may."""
     found = [(path.stat().st_mtime_ns, _size(path), path) for path in room.iterdir() if (path / MANIFEST).is_file()]
     total = sum(size for _, size, _ in found)
     for _, size, path in sorted(found):
@@ -252,9 +251,6 @@ def _trim(room: Path, spare: Path) -> None:
         if path != spare:
             shutil.rmtree(path, ignore_errors=True)
             total -= size
-    for leftover in room.glob(".compiling-*"):
-        if time.time() - leftover.stat().st_mtime > 86_400:
-            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _size(folder: Path) -> int:

@@ -13,10 +13,7 @@ import ast
 import fcntl
 import json
 import os
-import shutil
 import sys
-import tempfile
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +21,7 @@ from pathlib import Path
 from engines.build_run import BuildLimits, Finished, build_failed, deadline_failed, run_limited
 from engines.build_worker import Job, Request
 from engines.heap import total_bytes
+from engines.held_folder import HeldFolder
 from engines.prepare.cache import cache_root, machine_errors
 from engines.threading_env import process_environment
 from hotpass.canonical import content_hash, to_plain
@@ -67,10 +65,10 @@ def derive_weights(
         missing = tuple(job for job, path in files.items() if not path.is_file())
         if missing:
             request = Request(use=use, model=model, jobs=missing, threads=threads)
-            with tempfile.TemporaryDirectory(prefix=".making-", dir=room) as folder:
-                _run_worker(request, Path(folder), deadline_seconds)
+            with HeldFolder(".making-", room) as folder:
+                _run_worker(request, folder, deadline_seconds)
                 for index, job in enumerate(missing):
-                    os.replace(Path(folder, f"{index}.safetensors"), files[job])
+                    os.replace(folder / f"{index}.safetensors", files[job])
         for path in files.values():
             os.utime(path)
         _trim(room, spare=set(files.values()))
@@ -157,6 +155,3 @@ def _trim(room: Path, spare: Iterable[Path]) -> None:
         if path not in kept:
             path.unlink(missing_ok=True)
             total -= size
-    for leftover in room.glob(".making-*"):
-        if time.time() - leftover.stat().st_mtime > 86_400:
-            shutil.rmtree(leftover, ignore_errors=True)

@@ -28,6 +28,7 @@ from pathlib import Path
 
 from engines.confine import confine
 from engines.cuda.forks import is_initialised
+from engines.held_folder import ENGINE, remove_if_abandoned
 from engines.launch import Launched
 from engines.limits import (
     CappedOutput,
@@ -58,6 +59,9 @@ from hotpass.errors import EngineDied, MachineError
 
 PARENT_CHECK_MS = 5000
 """How often an idle zygote looks whether its judge still lives (a forked copy of the judge may hold the socket open)."""
+
+LAST_LOOK_SECONDS = 0.03
+"""So long a zygote whose socket has closed waits for its judge to have ended; the next engine's start does the same as it then does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,8 +195,7 @@ class _Server:
         finally:
             for pid in list(self.children):
                 self._reap(pid, report=False)
-            with contextlib.suppress(OSError):  # the engine's own folder, empty now, where its judge is dead
-                os.rmdir(tempfile.gettempdir())
+            _remove_folder_of_the_dead(self.judge)
 
     def _ready(self) -> list[int]:
         poll = select.poll()
@@ -286,6 +289,16 @@ class _Server:
                 _kill(partial(os.kill, pid, signal.SIGKILL))
             for pid in orphans:
                 os.waitpid(pid, 0)
+
+
+def _remove_folder_of_the_dead(judge: int) -> None:
+    """The engine's folder, where its judge was killed: the kernel drops that one's lock before it has ended."""
+    folder = Path(tempfile.gettempdir())
+    end = time.monotonic() + LAST_LOOK_SECONDS
+    while folder.name.startswith(ENGINE) and os.getppid() == judge and time.monotonic() < end:
+        time.sleep(0.002)
+    if folder.name.startswith(ENGINE):
+        remove_if_abandoned(folder)
 
 
 def _kill(action: Callable[[], None]) -> None:

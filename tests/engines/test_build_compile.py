@@ -5,8 +5,14 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import select
+import signal
 import subprocess
 import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +30,8 @@ from hotpass.canonical import to_plain
 from hotpass.records.candidate import Candidate, PartSource, PartUse
 from hotpass.records.deployment import Deployment
 from hotpass.records.measurement import FailureKind, Side, Tier
+
+ROOT = Path(__file__).resolve().parents[2]
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 
@@ -189,6 +197,88 @@ def test_a_killed_compile_leaves_nothing_and_a_stale_lock_holds_nobody(decoding:
     assert build_compile._folder(other, builder._setup, (0, 1), tmp_path) != folder
 
 
+HANGING = """#!/bin/sh
+case "$*" in *version*) exec c++ "$@" ;; esac
+echo $$ $PPID > "$TMPDIR/begun.part" && mv "$TMPDIR/begun.part" "$TMPDIR/begun"
+exec sleep 600
+"""
+"""What inductor takes for the C++ compiler: it says who it is and who called it, where alone it may write."""
+
+COMPILING_BUILDER = """
+import pickle, sys
+from actors.spec import make_builder
+spec, deployment, candidate = pickle.load(sys.stdin.buffer)
+builder = make_builder(spec, deployment)
+builder.compile_ahead(candidate, builder.build(candidate, 60.0).parts, 600.0)
+"""
+
+
+def hanging(folder: Path) -> Candidate:
+    """Whose code inductor compiles with a compiler that never ends."""
+    compiler = folder / "never-ends"
+    compiler.write_text(HANGING)
+    compiler.chmod(0o755)
+    prepare = f"import torch._inductor.config; torch._inductor.config.cpp.cxx = ({str(compiler)!r},)"
+    return Candidate(parts=(kept("mlp", prepare=prepare), kept("self_attn")), settings={"compile_mode": "default"})
+
+
+def begun(room: Path) -> list[int]:
+    """Descriptors of the compiler that a worker waits for, and of the worker."""
+    end = time.monotonic() + 300
+    while not (told := list(room.glob(".compiling-*/begun"))):
+        assert time.monotonic() < end, "inductor never came to compile"
+        time.sleep(0.05)
+    return [os.pidfd_open(int(pid)) for pid in told[0].read_text().split()]
+
+
+def all_ended(pidfds: list[int]) -> bool:
+    ended = [bool(select.select([pidfd], [], [], 60.0)[0]) for pidfd in pidfds]
+    for pidfd in pidfds:
+        os.close(pidfd)
+    return all(ended)
+
+
+@needs_compiler
+def test_a_builder_killed_while_inductor_compiles_takes_it_along_and_blocks_nobody(
+    decoding: Deployment, tmp_path: Path
+) -> None:
+    """SIGKILL: no process, no lock, and nothing half-written that anybody would take for the candidate's code."""
+    spec, candidate, room = replace(SPEC, cache_dir=str(tmp_path)), hanging(tmp_path), tmp_path / "compiled"
+    killed = subprocess.Popen([sys.executable, "-c", COMPILING_BUILDER], stdin=subprocess.PIPE, cwd=ROOT)
+    assert killed.stdin is not None
+    with killed.stdin as stdin:
+        stdin.write(pickle.dumps((spec, decoding, candidate)))
+    compiling = begun(room)
+    killed.kill()
+    killed.wait()
+    assert all_ended(compiling), "inductor or its compiler outlived the builder"
+    builder = make_builder(spec, decoding)
+    assert isinstance(builder, CandidateBuilder)
+    assert [path for path in room.iterdir() if path.is_dir()], "the killed one could not tidy up"
+    assert builder.compiled(candidate) is None
+    with pytest.raises(CandidateFailed) as caught:
+        builder.compile_ahead(candidate, builder.build(candidate, 60.0).parts, 0.0)
+    assert caught.value.failure.kind is FailureKind.TIMEOUT, "it was its turn at once"
+    assert [path for path in room.iterdir() if path.is_dir()] == []
+    assert builder.compiled(candidate) is None
+
+
+@needs_compiler
+def test_a_compile_whose_own_process_is_killed_is_the_candidates_failure(decoding: Deployment, tmp_path: Path) -> None:
+    builder = make_builder(replace(SPEC, cache_dir=str(tmp_path)), decoding)
+    assert isinstance(builder, CandidateBuilder)
+    candidate = hanging(tmp_path)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(builder.compile_ahead, candidate, builder.build(candidate, 60.0).parts, 600.0)
+        compiler, worker = begun(tmp_path / "compiled")
+        signal.pidfd_send_signal(worker, signal.SIGKILL)
+        assert all_ended([compiler, worker])
+        with pytest.raises(CandidateFailed, match="signal 9"):
+            asked.result()
+    assert [path for path in (tmp_path / "compiled").iterdir() if path.is_dir()] == []
+    assert builder.compiled(candidate) is None
+
+
 def test_what_a_candidate_does_while_it_is_compiled_is_its_failure_and_stays_in_its_folder(
     decoding: Deployment, tmp_path: Path
 ) -> None:
@@ -205,7 +295,8 @@ def test_what_a_candidate_does_while_it_is_compiled_is_its_failure_and_stays_in_
     assert not escaped.exists()
 
 
-def test_a_link_shows_the_builders_file_and_takes_no_write(tmp_path: Path) -> None:
+def test_a_link_shows_the_builders_file_and_takes_no_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     made = tmp_path / "made"
     (made / "torchinductor" / "ab").mkdir(parents=True)
     (made / "torchinductor" / "ab" / "kernel.so").write_bytes(b"code")
