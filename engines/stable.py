@@ -13,11 +13,9 @@ candidate is near it. What is measured with these processes is `judge.attempt`'s
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import shutil
 import statistics
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +27,7 @@ import numpy as np
 from engines.client import Child
 from engines.cuda.conditions import Conditions, GpuMonitor
 from engines.cuda.region import DeviceCheck, DeviceWeights
+from engines.held_folder import ENGINE, HeldFolder
 from engines.judge.contexts import Contexts
 from engines.judge.inputs import InputSet, SourceMaker, TokenSource, drawer, seed_of, window_tokens
 from engines.judge.pairing import Pair, SideBySide
@@ -148,15 +147,16 @@ class Stable:
         self._monitor: GpuMonitor | None = None
         self._conditions: Conditions | None = None
         self._births = 0
-        self._folder = tempfile.mkdtemp(prefix="hotpass-engine-")
+        self._folder = HeldFolder(ENGINE)
         """Holds the children's folders, those of a zygote that died included."""
-        self._environment = process_environment(recipe.threads, recipe.search_path) | {"TMPDIR": self._folder}
+        own = {"TMPDIR": str(self._folder.path)}
+        self._environment = process_environment(recipe.threads, recipe.search_path) | own
         self.keeper = Keeper(self._environment)
         try:
             self.zygote = Zygote(self._environment)
         except BaseException:
             self.keeper.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.close()
             raise
         self.weights: KeptWeights
         self.on_device: DeviceWeights | None = None
@@ -201,8 +201,8 @@ class Stable:
         self.discard_pair()
         self.discard_reference()
         self.zygote.close()
-        for left in os.listdir(self._folder):
-            shutil.rmtree(f"{self._folder}/{left}", ignore_errors=True)
+        for left in self._folder.path.iterdir():
+            shutil.rmtree(left, ignore_errors=True)
         self.zygote = Zygote(self._environment)
         self._prepare_zygote()
 
@@ -342,7 +342,7 @@ class Stable:
             self._monitor = None
         self.zygote.close()
         self.keeper.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
     def _home(self, trusted: bool) -> tuple[Zygote, str]:
         """Where a child is forked, and the program that it runs."""
@@ -439,7 +439,7 @@ class Stable:
             own = {name: ms for name, ms in laps.phases_ms.items() if name != "child"}
             pair = PairChild(
                 child=child,
-                fingerprint=child.call_record("fingerprint", None, Fingerprint, deadline=_soon()),
+                fingerprint=child.call_record("fingerprint", {"whole": True}, Fingerprint, deadline=_soon()),
                 mappings=child.mappings([self.weights.memory.inode]),
                 noise_floor=noise,
                 phases_ms={**child.phases_ms, **own, "until first result": until_first},
