@@ -49,6 +49,8 @@ class EngineSpec:
     """Requests that the slow tier may replay (`actors.requests.sample`); None for engines that need none."""
     narrowest_bits: float = NARROWEST_BITS
     """Of a weight in any candidate: the fewer, the deeper are the cuts of the fast tier."""
+    pool_sets: int = 4
+    """Input sets a row whose right answers are computed at the load; half as many of rows with prompts."""
     visible_devices: str | None = None
     """CUDA_VISIBLE_DEVICES set before the engine starts; None leaves what the process has."""
 
@@ -169,6 +171,7 @@ def _of_a_language_model(spec: EngineSpec, deployment: Deployment) -> Engine:
         builder=make_builder(spec, deployment),
         requests=requests,
         narrowest_bits=spec.narrowest_bits,
+        pool_sets=spec.pool_sets,
     )
 
 
@@ -181,6 +184,7 @@ def _module(spec: EngineSpec, deployment: Deployment) -> Engine:
         threads=spec.threads or None,
         seed=spec.seed,
         builder=make_builder(spec, deployment),
+        pool_sets=spec.pool_sets,
     )
 
 

@@ -90,6 +90,7 @@ def engine_spec(plan: Plan, index: int = 0) -> EngineSpec:
         device=hardware.device,
         threads=plan.spec.threads,
         seed=plan.spec.seed + index,
+        pool_sets=plan.pace.pool_sets,
         traffic=replayed_traffic(plan) if plan.spec.engine in ("decoder", "vllm") else None,
     )
 

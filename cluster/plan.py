@@ -44,6 +44,9 @@ class Pace:
     """Requests of one replay on the slow tier."""
     replay_output_tokens: int
     """Only requests with at most so many output tokens are replayed; 0 for all. Long answers are for long budgets."""
+    pool_sets: int = 4
+    """Input sets a row with answers of the reference, which an engine computes at its load, each a step in fp32 or several. What a
+    candidate answers to others is compared with the incumbent's answers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,6 +139,7 @@ def pace_for(budget_seconds: float) -> Pace:
         num_finalists=2 if scale < 2 else 3,
         replay_requests=2 if scale < 2 else 4,
         replay_output_tokens=32 if scale < 2 else (128 if scale < 4 else 0),
+        pool_sets=2 if scale < 2 else 4,
     )
 
 

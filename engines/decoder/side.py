@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from engines.decoder.graphs import GraphedRows
 
 Forward = Callable[[Batch, KvPool], torch.Tensor]
+TRIAL_TOKENS = 8
+LONG_SECONDS = 10.0
+"""Foreseen of a prompt, by as many tokens as take hardly longer than one where weights are what is waited for."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -168,11 +172,31 @@ class DecoderSide:
                     self.kv.write(slot, context)
 
     def _warm_row(self, row: int) -> None:
-        """Steps of a row, once its caches exist; compiled code must have met them before the first window."""
+        """Steps of a row, once its caches exist; compiled code must have met them before the first window. Not where a few tokens of a
+        prompt say that the whole of it takes many seconds: what a first pass costs beyond others is nothing beside that."""
+        eager = self.installed is None and self.own is not None and self.own.compiled is None
+        if eager and self._foreseen_seconds(row) > LONG_SECONDS:
+            return
         tokens = torch.zeros(self.plan.rows[row].query_tokens, dtype=torch.int64, device=self.device)
         with torch.inference_mode():
             for step in range(min(2, self.plan.steps_per_window[row])):
                 self.run(self.row_batch(row, step, tokens))
+
+    def _foreseen_seconds(self, row: int) -> float:
+        """Of a prompt of a row, by the pass of its first tokens; 0 for short ones."""
+        queries = self.plan.row_query_lens(row)
+        if min(queries) < 2 * TRIAL_TOKENS or len(set(queries)) > 1:
+            return 0.0
+        batch = build_batch(
+            torch.zeros(TRIAL_TOKENS * len(queries), dtype=torch.int64, device=self.device),
+            contexts=self.plan.row_contexts(row),
+            query_lens=[TRIAL_TOKENS] * len(queries),
+            slots=self.plan.row_slots(row),
+        )
+        start = time.perf_counter()
+        with torch.inference_mode():
+            self.run(batch)
+        return (time.perf_counter() - start) * queries[0] / TRIAL_TOKENS
 
     def free_slot(self, slot: int, *, poison: bool = False) -> None:
         """A request has left its slot. Poisoning makes its KV NaN."""

@@ -27,7 +27,7 @@ BASELINE_NAMES = (
 )
 """What `DecoderProgram.install_baseline` takes."""
 
-STOPPING = Stopping(min_rounds=3, max_rounds=4, half_width=0.03)
+STOPPING = Stopping(min_rounds=3, max_rounds=3)
 """A baseline is a denominator, not a decision: it need not be as sharp as a candidate, nor be looked at as closely."""
 
 

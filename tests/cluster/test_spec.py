@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from cluster.machines import engine_spec
 from cluster.plan import pace_for, settings_left_out
 from cluster.spec import make_spec, read_campaign_file
 from hotpass.errors import InputError
+from tests.cluster.campaigns import make_plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,3 +81,9 @@ def test_a_short_search_leaves_compile_modes_out_unless_there_is_little_else() -
     assert list(settings_left_out(make_spec({**language, "budget": "6m40s"}))) == ["compile_mode"]
     assert settings_left_out(make_spec({**language, "budget": "10m"})) == {}
     assert settings_left_out(make_spec({"model": "silero-vad", "engine": "module", "budget": "4m"})) == {}
+
+
+def test_a_short_budget_has_fewer_references_to_wait_for(tmp_path: Path) -> None:
+    plans = [make_plan(tmp_path, budget=budget) for budget in ("6m40s", "1h")]
+    assert [plan.pace.pool_sets for plan in plans] == [2, 4]
+    assert [engine_spec(plan).pool_sets for plan in plans] == [2, 4]
