@@ -138,6 +138,9 @@ def _line(found: Validation) -> dict[str, Any]:
     return made | {
         "kept_within_5_percent": round(regret.kept_within_5_percent, 3),
         "kept_within_5_percent_aggregated": round(found.regret_aggregated.kept_within_5_percent, 3),
+        "covered_within_5_percent": round(regret.covered_within_5_percent, 3),
+        "in_turn_within_5_percent": round(regret.in_turn_within_5_percent, 3),
+        "in_turn_within_5_percent_aggregated": round(found.regret_aggregated.in_turn_within_5_percent, 3),
         "top1_regret_median": round(regret.top1_median, 4),
     }
 

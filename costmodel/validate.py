@@ -13,11 +13,14 @@ import pandas as pd
 from costmodel.interval import Z90
 from costmodel.measured import predict_rows
 from costmodel.records import SERVING_SPREAD
+from costmodel.shortlist import Choices, Spans, shortlist
 
 GROUP = ["model_path", "system", "isl", "osl", "mode"]
 """Rows that compete with each other."""
 SMALLEST_GROUP = 20
 TPOT_CAPS_MS = (20.0, 50.0, 100.0)
+DEPLOYED = ("_size", "_num_workers", "precision", "backend_version")
+"""Ends of the columns that say how a model is deployed."""
 BROKEN = 5.0
 """A row that is off by more than this factor from a prediction of measured kernels is reported by name; it counts like any other."""
 
@@ -42,6 +45,10 @@ class Regret:
     groups: int
     kept_within_5_percent: float
     """Share of groups whose best row among the predicted best max(3, 10 %) is within 5 % of the group's best."""
+    covered_within_5_percent: float
+    """The same where the kept are spread over what is uncertain (`costmodel.shortlist`), all chosen before any is measured."""
+    in_turn_within_5_percent: float
+    """The same where each of the kept is measured before the next is chosen."""
     top1_median: float
     """Share of tokens/s/GPU lost by the first choice."""
     top1_p90: float
@@ -66,7 +73,10 @@ class Validation:
     """Ids of rows that look broken."""
 
 
-NO_REGRET = Regret(groups=0, kept_within_5_percent=float("nan"), top1_median=float("nan"), top1_p90=float("nan"))
+NO_REGRET = Regret(
+    groups=0, kept_within_5_percent=float("nan"), covered_within_5_percent=float("nan"), in_turn_within_5_percent=float("nan"),
+    top1_median=float("nan"), top1_p90=float("nan"),
+)  # fmt: skip
 
 
 def _counted(predicted: pd.DataFrame) -> dict[str, int]:
@@ -136,31 +146,52 @@ def validate(
 
 def regret(rows: pd.DataFrame, priced: pd.DataFrame, made: dict[str, pd.DataFrame]) -> Regret:
     """Groups of at least 20 rows; tokens/s/GPU from the closed loop's cycle, measured and predicted alike."""
-    clients = priced["clients"]
-
-    def rate(ttft: pd.Series, tpot: pd.Series) -> pd.Series:
-        return clients * rows["osl"] / (ttft + (rows["osl"] - 1) * tpot) * 1e3 / priced["gpus"]
-
-    true = rate(rows["silicon_ttft_ms"], rows["silicon_tpot_ms"])
-    guess = rate(made["ttft"]["value"], made["tpot"]["value"])
     lost: list[float] = []
-    kept: list[bool] = []
+    kept: dict[str, list[bool]] = {"ranked": [], "covered": [], "in_turn": []}
     for _, part in rows.groupby(GROUP):
         if len(part) < SMALLEST_GROUP:
             continue
+        choices = _choices(part, priced.loc[part.index], {name: own.loc[part.index] for name, own in made.items()})
+        times = part[["silicon_tpot_ms", "silicon_ttft_ms"]].to_numpy(float)
+        true = choices.rate(times[:, 0], times[:, 1])
+        guess = choices.rate(choices.tpot.value, choices.ttft.value)
+        count = max(3, len(part) // 10)
         for cap in TPOT_CAPS_MS:
-            allowed = part.index[part["silicon_tpot_ms"] <= cap]
-            believed = part.index[made["tpot"].loc[part.index, "value"] <= cap]
-            if not len(allowed) or not len(believed):
+            reached = np.where(times[:, 0] <= cap, true, 0.0)
+            best = float(reached.max())
+            ranked = np.argsort(-np.where(choices.tpot.value <= cap, guess, 0.0), kind="stable")
+            ranked = ranked[choices.tpot.value[ranked] <= cap]
+            if not best or not len(ranked):
                 continue
-            best = float(true[allowed].max())
-            ranked = guess[believed].sort_values(ascending=False).index
-            short = [index for index in ranked[: max(3, len(part) // 10)] if index in allowed]
-            kept.append(bool(short) and float(true[short].max()) >= 0.95 * best)
-            lost.append(1.0 - float(true[ranked[0]]) / best if ranked[0] in allowed else 1.0)
+            found = {
+                "ranked": ranked[:count].tolist(),
+                "covered": shortlist(choices, cap, count),
+                "in_turn": shortlist(choices, cap, count, [(tpot, ttft) for tpot, ttft in times.tolist()].__getitem__),
+            }
+            for name, few in found.items():
+                kept[name].append(float(reached[few].max()) >= 0.95 * best)
+            lost.append(1.0 - float(reached[ranked[0]]) / best)
+    if not lost:
+        return NO_REGRET
     return Regret(
-        groups=len(kept),
-        kept_within_5_percent=float(np.mean(kept)) if kept else float("nan"),
-        top1_median=float(np.median(lost)) if lost else float("nan"),
-        top1_p90=float(np.quantile(lost, 0.9)) if lost else float("nan"),
+        groups=len(lost),
+        kept_within_5_percent=float(np.mean(kept["ranked"])),
+        covered_within_5_percent=float(np.mean(kept["covered"])),
+        in_turn_within_5_percent=float(np.mean(kept["in_turn"])),
+        top1_median=float(np.median(lost)),
+        top1_p90=float(np.quantile(lost, 0.9)),
     )
+
+
+def _choices(rows: pd.DataFrame, priced: pd.DataFrame, made: dict[str, pd.DataFrame]) -> Choices:
+    """Competing rows; a deployment is all that a row says but its load."""
+    names = [name for name in map(str, rows.columns) if name.endswith(DEPLOYED) and "batch" not in name]
+    deployed = rows[["backend", *names]].astype(object).fillna("").astype(str).agg("|".join, axis=1)
+    spans = {
+        name: Spans(**{end: own[end].to_numpy(float) for end in ("value", "low", "high")}) for name, own in made.items()
+    }
+    tokens = rows["osl"].to_numpy(float)
+    return Choices(
+        tpot=spans["tpot"], ttft=spans["ttft"], work=priced["clients"].to_numpy(float) * tokens / priced["gpus"].to_numpy(float),
+        output_tokens=tokens, engines=pd.factorize(rows["backend"])[0], deployments=pd.factorize(deployed)[0],
+    )  # fmt: skip

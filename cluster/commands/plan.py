@@ -116,6 +116,10 @@ def validate(path: Path, *, as_json: bool, save: str | None) -> int:
         print(
             f"\n{lost.groups} groups: the kept hold a choice within 5 % of the best in {lost.kept_within_5_percent:.0%};"
         )
+        print(
+            f"in {lost.covered_within_5_percent:.0%} where they are spread over what is uncertain, in "
+            f"{lost.in_turn_within_5_percent:.0%} where each is measured before the next is chosen;"
+        )
         print(f"the first choice loses {lost.top1_median:.1%} (median), {lost.top1_p90:.1%} (p90)")
     for name in found.broken:
         print(f"off by more than a factor of 5, measured or read wrongly: {name}")

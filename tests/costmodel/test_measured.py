@@ -214,6 +214,8 @@ def test_regret_is_zero_for_a_perfect_model(measured: tuple[pd.DataFrame, pd.Dat
     assert found.regret.groups > 0
     assert found.regret.top1_median == pytest.approx(0.0)
     assert found.regret.kept_within_5_percent == 1.0
+    assert found.regret.covered_within_5_percent == 1.0
+    assert found.regret.in_turn_within_5_percent == 1.0
 
 
 @pytest.mark.parametrize(("text", "says"), [("a,b\n1,2\n", "has no column backend"), ("", "cannot be read")])
