@@ -117,7 +117,7 @@ class _Server:
             "logits_at": self._logits_at,
             "profile": self._profile,
             "state": lambda message: (dict(self._program.state()), []),
-            "fingerprint": lambda message: (self._program.fingerprint(), []),
+            "fingerprint": lambda message: (self._program.fingerprint(message.body["whole"]), []),
         }
 
     def answer(self, message: Message) -> Reply:
@@ -195,7 +195,8 @@ class _Server:
         return None, [] if fd is None else [fd]
 
     def _keep_image(self, message: Message) -> Reply:
-        cast(ImagedProgram, self._program).keep_image(message.body["cut"], os.dup(message.fds[0]))
+        if isinstance(self._program, ImagedProgram):  # others copy, though the reference's program made an image
+            self._program.keep_image(message.body["cut"], os.dup(message.fds[0]))
         return None, []
 
     def _load_contexts(self, message: Message) -> Reply:

@@ -115,7 +115,11 @@ def _decoded(
     classes = {slot.name: slot.stands_for for slot in table.slots}
     try:
         slots = [
-            SlotTime(**item, stands_for=classes[item["slot"]], bound_ms=_bound(hardware, item))
+            SlotTime(
+                **{name: item[name] for name in _OF_A_SLOT},
+                stands_for=classes[item["slot"]],
+                bound_ms=_bound(hardware, item) if item["known"] else None,
+            )
             for item in figures["slots"]
         ]
         return RowProfile(
@@ -128,6 +132,7 @@ def _decoded(
         raise child.broken("the child's profile is not one") from None
 
 
+_OF_A_SLOT = ("slot", "calls", "ms", "self_ms", "by_part", "bytes_moved", "flops")
 _FIGURES = ("steps", "step_ms", "profiled_ms", "gaps_ms", "num_gaps", "longest_gap_ms")
 
 
@@ -151,7 +156,10 @@ def _written(trace: bytes, path: str, row: int, rows: int) -> str:
 
 def _notes(rows: Sequence[RowProfile], unseen: int) -> tuple[str, ...]:
     notes = ["a profiler slows what it watches: believe its shares more than its milliseconds"]
-    if any(slot.bound_ms is None for row in rows for slot in row.slots):
+    bounds = [slot.bound_ms is None for row in rows for slot in row.slots]
+    if any(bounds) and not all(bounds):
+        notes.append("no distance from the roofline for slots whose least work is not known")
+    elif any(bounds):
         notes.append(
             "this machine's rates were not measured, or while others ran, so there is no distance from the roofline"
         )

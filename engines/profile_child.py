@@ -1,10 +1,10 @@
-"""A row of a side under observation, in a child that is discarded afterwards.
+"""A row under observation, in a child that is discarded afterwards: whatever has slots and steps (`Observed`).
 
-    as loaded, one step ──hooks, FLOP counter──► least work of each slot
-    the side, some steps ──plain──► step time ──hooks──► slot times ──torch.profiler──► operators, gaps, Chrome trace
+    some steps ──plain──► step time ──calls around slots──► slot times ──torch.profiler──► operators, gaps, Chrome trace
 
-Hooks and ranges are set only here, after the last measurement that this child could serve. Compiled code is not seen into: hooks inside
-would break it, so slots below a compiled module are left out.
+Calls around slots and ranges are set only here, after the last measurement that this child could serve. Compiled code is not seen into:
+slots below a compiled module are left out. What work a slot's place asks for is its engine's to tell (`engines.decoder.observed`,
+`engines.vllm.observed`).
 """
 
 from __future__ import annotations
@@ -15,23 +15,18 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from engines.decoder.side import DecoderSide
-from engines.decoder.slots import WHOLE
-from engines.decoder.windows import synchronize
-from engines.flops import flop_counter
-
 MOST_STEPS = 8
+WARM_STEPS = 2
 TOP_OPERATORS = 25
 GRAIN_US = 1.0
 """Shorter pauses between operators are not counted as gaps."""
 STEP_RANGE, PART_RANGE, SLOT_RANGE = "hotpass step", "part ", "slot "
-_LOOKED_UP = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -41,11 +36,13 @@ class Work:
     calls: int = 0
     bytes_moved: int = 0
     flops: int = 0
+    known: bool = True
+    """False where something below the slot does more than these say."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Seen:
-    """What one pass with hooks saw of the slots."""
+    """What one pass saw of the slots."""
 
     calls: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -53,28 +50,48 @@ class Seen:
     """Of the slots directly below."""
 
 
-Slots = Mapping[str, torch.nn.Module]
-"""Slot → its module on a side; `model` stands for the side's forward."""
+Note = Callable[[str], None]
+"""Takes the name of a slot."""
 
 
-def profile_row(
-    side: DecoderSide, loaded: DecoderSide, slots: Sequence[str], row: int, tokens: torch.Tensor
+class Observed(Protocol):
+    """One row of a side."""
+
+    parts: frozenset[str]
+    """Slots that a part of the candidate serves."""
+    on_gpu: bool
+
+    @property
+    def watched(self) -> Sequence[str]:
+        """Slots that can be told apart."""
+        ...
+
+    def steps(self, count: int) -> Iterator[Callable[[], object]]:
+        """So many steps of the row in turn. Calling one computes it; what it takes is made before it is given."""
+        ...
+
+    def around(self, enter: Note, leave: Note) -> AbstractContextManager[None]:
+        """Meanwhile every call of a watched slot is told, its start and its end."""
+        ...
+
+    def wait(self) -> None:
+        """Until the device has done what it was given."""
+        ...
+
+
+def profile_steps(
+    side: Observed, slots: Sequence[str], work: Mapping[str, Work], count: int
 ) -> tuple[dict[str, Any], bytes]:
-    """Plain figures of a row, and its Chrome trace. `tokens` [steps, …] as in a window; `slots` are the table's names.
+    """Plain figures of a row over at most `count` steps, and its Chrome trace. `slots` are the table's names.
 
     What a candidate's code raises passes through.
     """
-    steps = min(MOST_STEPS, len(tokens))
-    with torch.inference_mode():
-        work = _work(loaded, {name: _module(loaded, name) for name in slots}, row, tokens[0])
-        side.activate()
-        watched = {name: _module(side, name) for name in slots if not _is_inside_compiled(side, name)}
-        for step in range(min(2, steps)):
-            side.run(side.row_batch(row, step, tokens[step]))
-        step_seconds = [_timed(side, row, step, tokens) for step in range(steps)]
-        seen = _slot_times(side, watched, row, tokens[:steps])
-        operators, trace = _operators(side, watched, row, tokens[:steps])
-    parts = frozenset(side.installed.counts) if side.installed is not None else frozenset()
+    steps = min(MOST_STEPS, count)
+    for step in side.steps(min(WARM_STEPS, steps)):
+        step()
+    step_seconds = [_timed(side, step) for step in side.steps(steps)]
+    seen = _slot_times(side, steps)
+    operators, trace = _operators(side, steps)
     figures = {
         "steps": steps,
         "step_ms": statistics.median(step_seconds) * 1e3,
@@ -85,108 +102,47 @@ def profile_row(
                 "calls": seen.calls[name] / steps,
                 "ms": seen.seconds[name] / steps * 1e3,
                 "self_ms": max(0.0, seen.seconds[name] - seen.below[name]) / steps * 1e3,
-                "by_part": name in parts,
+                "by_part": name in side.parts,
                 "bytes_moved": work[name].bytes_moved,
                 "flops": work[name].flops,
+                "known": work[name].known,
             }
             for name in slots
             if seen.calls[name]
         ],
-        "unseen": len(slots) - len(watched),
+        "unseen": len(slots) - len(side.watched),
     }
     return figures, trace
 
 
-def _timed(side: DecoderSide, row: int, step: int, tokens: torch.Tensor) -> float:
-    batch = side.row_batch(row, step, tokens[step])
+def bytes_of(value: Any) -> int:
+    """Of every tensor in arguments or an answer."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, Mapping):
+        return sum(bytes_of(item) for item in value.values())
+    if isinstance(value, (tuple, list)):
+        return sum(bytes_of(item) for item in value)
+    return 0
+
+
+def _timed(side: Observed, step: Callable[[], object]) -> float:
     start = time.perf_counter()
-    side.run(batch)
-    synchronize(side.device)
+    step()
+    side.wait()
     return time.perf_counter() - start
 
 
-def _module(side: DecoderSide, slot: str) -> torch.nn.Module:
-    return side.net.model if slot == WHOLE else side.net.modules[slot]
-
-
-def _is_inside_compiled(side: DecoderSide, slot: str) -> bool:
-    if side.settings["compile_mode"] == "none" or slot == WHOLE:
-        return False
-    return any(path == "" or slot.startswith(f"{path}.") for path in side.net.layer_paths)
-
-
-def _work(loaded: DecoderSide, modules: Slots, row: int, tokens: torch.Tensor) -> dict[str, Work]:
-    """Bytes and FLOPs of each slot in one step as loaded."""
-    work: dict[str, Work] = defaultdict(Work)
-
-    def note(slot: str, module: torch.nn.Module, given: Any, answer: Any) -> None:
-        work[slot].calls += 1
-        work[slot].bytes_moved += _bytes_of(given) + _bytes_of(answer)
-
-    loaded.activate()
-    with ExitStack() as hooks, flop_counter() as counter:
-        for slot, module in modules.items():
-            hooks.enter_context(_hook(module, lambda *_: None, _noting(note, slot)))
-        loaded.run(loaded.row_batch(row, 0, tokens))
-    root = type(loaded.net.model).__name__
-    counted = {
-        str(name).removeprefix(f"{root}."): sum(operators.values())
-        for name, operators in counter.get_flop_counts().items()
-    }
-    for slot, module in modules.items():
-        work[slot].flops = int(counted.get(root if slot == WHOLE else slot, 0))
-        work[slot].bytes_moved += _weight_bytes(module, work[slot].calls) + _kv_bytes(loaded, slot, row)
-    return work
-
-
-def _noting(note: Callable[..., None], slot: str) -> Callable[..., None]:
-    return lambda module, args, kwargs, answer: note(slot, module, (args, kwargs), answer)
-
-
-def _weight_bytes(module: torch.nn.Module, calls: int) -> int:
-    """Every weight below a module once; of lookup tables nothing, since the rows looked up are the outputs."""
-    if not calls:
-        return 0
-    read = {
-        parameter.data_ptr(): parameter.numel() * parameter.element_size()
-        for child in module.modules()
-        if not isinstance(child, _LOOKED_UP)
-        for parameter in child.parameters(recurse=False)
-    }
-    return sum(read.values())
-
-
-def _kv_bytes(side: DecoderSide, slot: str, row: int) -> int:
-    """Of the attention at or below a slot; 0 for a module without a cache."""
-    kv, plan = side.kv, side.plan
-    if not kv.num_layers:
-        return 0
-    keys = kv.keys(0)
-    per_token = 2 * keys.shape[1] * keys.shape[3] * keys.element_size()
-    tokens = sum(plan.row_contexts(row)) + sum(plan.row_query_lens(row))
-    return _attention_layers(side, slot) * per_token * tokens
-
-
-def _attention_layers(side: DecoderSide, slot: str) -> int:
-    below = "" if slot == WHOLE else f"{slot}."
-    layers = {
-        module.layer_idx
-        for name, module in side.net.modules.items()
-        if "hotpass_step" in module.__dict__ and (name == slot or name.startswith(below))
-    }
-    return len(layers)
-
-
-def _slot_times(side: DecoderSide, modules: Slots, row: int, tokens: torch.Tensor) -> Seen:
+def _slot_times(side: Observed, steps: int) -> Seen:
     """Inclusive time of every slot over the steps. On a GPU each slot is waited for, which overlapping work pays for."""
     seen, stack = Seen(), list[tuple[str, float]]()
 
     def enter(slot: str) -> None:
-        synchronize(side.device)
+        side.wait()
         stack.append((slot, time.perf_counter()))
 
     def leave(slot: str) -> None:
-        synchronize(side.device)
+        side.wait()
         name, start = stack.pop()
         seconds = time.perf_counter() - start
         seen.calls[name] += 1
@@ -194,39 +150,37 @@ def _slot_times(side: DecoderSide, modules: Slots, row: int, tokens: torch.Tenso
         if stack:
             seen.below[stack[-1][0]] += seconds
 
-    with _around(side, modules, enter, leave):
-        for step in range(len(tokens)):
-            side.run(side.row_batch(row, step, tokens[step]))
+    with side.around(enter, leave):
+        for step in side.steps(steps):
+            step()
     return seen
 
 
-def _operators(side: DecoderSide, modules: Slots, row: int, tokens: torch.Tensor) -> tuple[dict[str, Any], bytes]:
+def _operators(side: Observed, steps: int) -> tuple[dict[str, Any], bytes]:
     """Operators and gaps under torch's profiler, and the trace, with a range for every slot."""
     from torch.autograd.profiler import record_function
     from torch.profiler import ProfilerActivity, profile
 
-    parts = frozenset(side.installed.counts) if side.installed is not None else frozenset()
     ranges: list[Any] = []
 
     def enter(slot: str) -> None:
-        ranges.append(record_function(f"{PART_RANGE if slot in parts else SLOT_RANGE}{slot}"))
+        ranges.append(record_function(f"{PART_RANGE if slot in side.parts else SLOT_RANGE}{slot}"))
         ranges[-1].__enter__()
 
     def leave(slot: str) -> None:
         ranges.pop().__exit__(None, None, None)
 
-    on_gpu = side.device.type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with _around(side, modules, enter, leave), profile(activities=activities) as profiler:
-        for step in range(len(tokens)):
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if side.on_gpu else [])]
+    with side.around(enter, leave), profile(activities=activities) as profiler:
+        for step in side.steps(steps):
             with record_function(STEP_RANGE):
-                side.run(side.row_batch(row, step, tokens[step]))
-                synchronize(side.device)
+                step()
+                side.wait()
     path = os.path.join(tempfile.gettempdir(), "trace.json")
     profiler.export_chrome_trace(path)
     with open(path, "rb") as file:
         trace = file.read()
-    return _figures(profiler, len(tokens), on_gpu), trace
+    return _figures(profiler, steps, side.on_gpu), trace
 
 
 def _figures(profiler: Any, steps: int, on_gpu: bool) -> dict[str, Any]:
@@ -284,58 +238,3 @@ def _is_operator(name: str) -> bool:
 
 def _on_device(event: Any) -> bool:
     return str(event.device_type).rsplit(".", 1)[-1] == "CUDA"
-
-
-@contextmanager
-def _around(
-    side: DecoderSide, modules: Slots, enter: Callable[[str], None], leave: Callable[[str], None]
-) -> Iterator[None]:
-    """Calls around every slot: hooks on modules; the side's own forward for `model`."""
-    forward = side.forward
-
-    def whole(*args: Any, **kwargs: Any) -> Any:
-        enter(WHOLE)
-        try:
-            return forward(*args, **kwargs)
-        finally:
-            leave(WHOLE)
-
-    with ExitStack() as hooks:
-        for slot, module in modules.items():
-            if slot != WHOLE:
-                hooks.enter_context(_hook(module, _entering(enter, slot), _leaving(leave, slot)))
-        side.forward = whole
-        try:
-            yield
-        finally:
-            side.forward = forward
-
-
-def _entering(enter: Callable[[str], None], slot: str) -> Callable[..., None]:
-    return lambda *_: enter(slot)
-
-
-def _leaving(leave: Callable[[str], None], slot: str) -> Callable[..., None]:
-    return lambda *_: leave(slot)
-
-
-@contextmanager
-def _hook(module: torch.nn.Module, before: Callable[..., None], after: Callable[..., None]) -> Iterator[None]:
-    pre = module.register_forward_pre_hook(before)
-    post = module.register_forward_hook(after, with_kwargs=True, always_call=True)
-    try:
-        yield
-    finally:
-        pre.remove()
-        post.remove()
-
-
-def _bytes_of(value: Any) -> int:
-    """Of every tensor in arguments or an answer."""
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, Mapping):
-        return sum(_bytes_of(item) for item in value.values())
-    if isinstance(value, (tuple, list)):
-        return sum(_bytes_of(item) for item in value)
-    return 0

@@ -269,7 +269,9 @@ class Program(Protocol):
         """Those of the fingerprint's flags that may not differ even while a candidate is installed."""
         ...
 
-    def fingerprint(self) -> Fingerprint: ...
+    def fingerprint(self, whole: bool = False) -> Fingerprint:
+        """`whole`: everything that can answer the probe does, as at birth; else at least some of it, another each time."""
+        ...
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 
 import numpy as np
@@ -36,17 +36,18 @@ ENGINE_MODULES = (
 """Those that run, count and check a candidate: in them whatever may be replaced is watched, and the methods of their classes."""
 
 
-def watched_callables(classes: Iterable[type]) -> dict[str, int]:
-    """Name → identity of what a candidate could replace to change how others run or are timed. `classes`: those of the trees."""
+def watched_callables(classes: Iterable[type], modules: Sequence[str] = ()) -> dict[str, int]:
+    """Name → identity of what a candidate could replace to change how others run or are timed. `classes`: those of the trees;
+    `modules`: looked into as the engine's own are."""
     found: dict[str, int] = {}
     for name in WATCHED_MODULES:
         module = sys.modules.get(name)
         if module is not None:
             found.update(_functions(module))
-    for name in ENGINE_MODULES:
+    for name in (*ENGINE_MODULES, *modules):
         module = sys.modules.get(name)
         if module is not None:
-            found.update(_of_the_engine(module))
+            found.update(_whole(module))
     for method in WATCHED_TENSOR_METHODS:
         found[f"torch.Tensor.{method}"] = _identity(torch.Tensor, method)
     for kind in {*classes, torch.nn.Module, torch.nn.Linear, torch.nn.Embedding}:
@@ -60,10 +61,10 @@ def patched(before: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
     return sorted(name for name, identity in before.items() if now.get(name) != identity)
 
 
-def flags(born: Mapping[str, int], classes: Iterable[type]) -> dict[str, str]:
-    """Process-wide state as text. `born` is `watched_callables` at load."""
+def flags(born: Mapping[str, int], classes: Iterable[type], modules: Sequence[str] = ()) -> dict[str, str]:
+    """Process-wide state as text. `born` is `watched_callables` of the same at load."""
     return {
-        "patched": ", ".join(patched(born, watched_callables(classes))),
+        "patched": ", ".join(patched(born, watched_callables(classes, modules))),
         "default_dtype": str(torch.get_default_dtype()),
         "default_device": str(torch.get_default_device()),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
@@ -138,14 +139,14 @@ def _functions(module: ModuleType) -> Iterator[tuple[str, int]]:
             yield f"{module.__name__}.{name}", id(value)
 
 
-def _of_the_engine(module: ModuleType) -> Iterator[tuple[str, int]]:
+def _whole(module: ModuleType) -> Iterator[tuple[str, int]]:
     """Functions, classes and other modules under their names in this one, and functions in the classes that it defines."""
     for name, value in vars(module).items():
         if callable(value) or isinstance(value, ModuleType):
             yield f"{module.__name__}.{name}", id(value)
         if isinstance(value, type) and value.__module__ == module.__name__:
             for method, function in vars(value).items():
-                if callable(function):
+                if callable(function) or isinstance(function, (classmethod, property)):
                     yield f"{module.__name__}.{name}.{method}", id(function)
 
 

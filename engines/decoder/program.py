@@ -292,8 +292,8 @@ class DecoderProgram:
     def profile(
         self, side: str, cut: int, row: int, slots: Sequence[str], tokens: torch.Tensor
     ) -> tuple[dict[str, Any], bytes]:
-        """Figures of a row and its Chrome trace (`engines.profile_child`), for a child that is discarded afterwards."""
-        from engines.profile_child import profile_row
+        """Figures of a row and its Chrome trace (`engines.decoder.observed`), for a child that is discarded afterwards."""
+        from engines.decoder.observed import profile_row
 
         target = self._side(side, cut)
         try:
@@ -307,12 +307,12 @@ class DecoderProgram:
         flags = {**fingerprint.flags(self._born, self._classes()), "trees": ", ".join(sorted(changed))}
         return {name: value for name, value in flags.items() if name not in ("random", "environment")}
 
-    def fingerprint(self) -> Fingerprint:
+    def fingerprint(self, whole: bool = False) -> Fingerprint:
         """Of the process, and the proof of its trees (`proof`), by the threads it was loaded with."""
         threads = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         changed = self._proof.changed(self._trees())
-        digests = self._proof.digests(self._sides.values(), changed.values())
+        digests = self._proof.digests(self._sides.values(), changed.values(), whole=whole)
         torch.set_num_threads(threads)
         return Fingerprint(
             probes=digests,

@@ -6,7 +6,8 @@
 A window is two neighbouring layers, the last norm and the head. One pass through one shows what became of the process (a patched
 function, a flag, a library); what became of a tree, its structure shows each time, whole. So a proof costs a pass over the head and two
 layers, not over all weights; after as many proofs as there are windows every layer has answered, and what a candidate did to answers of
-the deployment as loaded, the windows that were timed beside it have shown bit for bit (`engines.judge.rounds`). A tree with a cache of
+the deployment as loaded, the windows that were timed beside it have shown bit for bit (`engines.judge.rounds`). Every layer answers
+again in an attempt that is audited, and at every child's birth, as before a release. A tree with a cache of
 its own answers through all layers at once. What is here judges nothing: it gives digests and names.
 """
 
@@ -54,10 +55,12 @@ class Proof:
         trees = {**sides, "probe": self._probe}
         return {name: side for name, side in trees.items() if side.installed is None and side.structure() != side.born}
 
-    def digests(self, sides: Iterable[DecoderSide], changed: Iterable[DecoderSide]) -> dict[str, str]:
-        """Window → SHA-256 of its logits; more than one, with spaces between, where trees that were asked do not agree."""
+    def digests(
+        self, sides: Iterable[DecoderSide], changed: Iterable[DecoderSide], *, whole: bool = False
+    ) -> dict[str, str]:
+        """Of `whole`, every window. Window → SHA-256 of its logits; more than one, with spaces between, where trees that were asked do not agree."""
         trees = [side for side in [*sides, self._probe] if self._can_answer(side)]
-        asked = self._first(trees) if not self._made else self._next(trees)
+        asked = self._next(trees) if self._made and not whole else self._first(trees)
         asked |= {(window, side) for side in changed if side in trees for window in self._windows}
         self._made += 1
         found: dict[Window, set[str]] = {}

@@ -110,17 +110,27 @@ class Judge:
         return sound and searched and self._rng(attempt, "audit").random() < self._audited_share
 
     def _audit(self, attempt: Attempt) -> None:
-        """Warm equals cold, the incumbent comes back, and every byte of the weights is as it was loaded."""
+        """Warm equals cold, the incumbent comes back, every layer of the pair child answers as at birth, and every byte of the weights is
+        as it was loaded."""
         assignment = attempt.assignment
         with attempt.phase("audit"):
             try:
                 proof = prove_reload(self._stable, self._installer, assignment.incumbent, assignment.candidate)
+                left = self._differences(self._stable.pair(), time.monotonic() + CLEAN_SECONDS, whole=True)
             except CandidateFailed as error:
                 attempt.failure = error.failure
                 return
             attempt.weights_unchanged &= self._stable.weights_hold()
-        if not proof.holds:
-            attempt.clean = CleanReport(clean=False, reasons=(f"reload: {proof.reason}",))
+        if left:
+            self._stable.discard_pair()
+        reasons = [*left, *([] if proof.holds else [f"reload: {proof.reason}"])]
+        if reasons:
+            attempt.clean = CleanReport(clean=False, reasons=tuple(reasons), child_replaced=bool(left))
+
+    def _differences(self, pair_child: PairChild, deadline: float, *, whole: bool) -> list[str]:
+        """What the child is not as it was at birth. `whole`: every layer has answered the probe. Raises CandidateFailed."""
+        now = pair_child.child.call_record("fingerprint", {"whole": whole}, Fingerprint, deadline=deadline)
+        return differences(pair_child.fingerprint, now)
 
     def _built(self, attempt: Attempt) -> bool:
         """Files of both candidates, off the measuring time: a builder has usually made them before. How large they are may change how
@@ -276,8 +286,7 @@ class Judge:
                 for side in (Side.CANDIDATE, Side.INCUMBENT):
                     self._installer.uninstall(pair_child.child, side, deadline)
             with attempt.phase("clean"):
-                now = pair_child.child.call_record("fingerprint", None, Fingerprint, deadline=deadline)
-                reasons += differences(pair_child.fingerprint, now)
+                reasons += self._differences(pair_child, deadline, whole=False)
                 if weights_moved(self._stable, pair_child):
                     attempt.weights_unchanged = False
                     reasons.append("the weights' mapping changed")

@@ -203,8 +203,8 @@ class ModuleProgram:
     def profile(
         self, side: str, cut: int, row: int, slots: Sequence[str], tokens: torch.Tensor
     ) -> tuple[dict[str, Any], bytes]:
-        """Figures of a row and its Chrome trace (`engines.profile_child`), for a child that is discarded afterwards."""
-        from engines.profile_child import profile_row
+        """Figures of a row and its Chrome trace (`engines.decoder.observed`), for a child that is discarded afterwards."""
+        from engines.decoder.observed import profile_row
 
         try:
             return profile_row(self._side(side), self._loaded("incumbent"), slots, row, tokens)
@@ -216,7 +216,7 @@ class ModuleProgram:
         flags = {**fingerprint.flags(self._born, self._classes()), "trees": self._changed_trees()}
         return {name: value for name, value in flags.items() if name not in ("random", "environment")}
 
-    def fingerprint(self) -> Fingerprint:
+    def fingerprint(self, whole: bool = False) -> Fingerprint:
         """The probe's tree and every tree that has nothing installed must agree bit for bit."""
         threads = torch.get_num_threads()
         torch.set_num_threads(self._threads)

@@ -41,6 +41,7 @@ from engines.vllm.folder import model_folder, raise_loopback
 from engines.vllm.rows import Rows
 from engines.vllm.serving import serve
 from engines.vllm.steps import Pages, Sequences
+from engines.vllm.watched import watched_modules
 from hotpass.canonical import content_hash, to_plain
 from hotpass.decode import from_plain
 from hotpass.errors import InputError
@@ -103,7 +104,8 @@ class VllmProgram:
         self._probe_pages = self._pages.take(len(PROBE) + 2)
         self._rows.warm(SIDES[0])
         self._probe()
-        self._born = fingerprint.watched_callables(self._classes())
+        self._modules = watched_modules()
+        self._born = fingerprint.watched_callables(self._classes(), self._modules)
         return {"engine": (engine_at - start) * 1e3, "warm-up": (time.perf_counter() - engine_at) * 1e3}
 
     def slots(self) -> SlotTable:
@@ -244,11 +246,22 @@ class VllmProgram:
         for index, logits in enumerate(self._text(side, tokens, counts)):
             out[index].copy_(logits)
 
+    def profile(
+        self, side: str, cut: int, row: int, slots: Sequence[str], tokens: torch.Tensor
+    ) -> tuple[dict[str, Any], bytes]:
+        """Figures of a row and its Chrome trace (`engines.vllm.observed`), for a child that is discarded afterwards."""
+        from engines.vllm.observed import profile_row
+
+        try:
+            return profile_row(self._worker()._hotpass_tree, self._rows, side, row, slots, tokens)
+        except (Exception, SystemExit) as error:
+            raise failed_by(error, FailureKind.EXCEPTION, "the forward fails") from None
+
     def state(self) -> Mapping[str, str]:
         """Random numbers and the environment are a candidate's own business while it is installed."""
         return {name: value for name, value in self._flags().items() if name not in ("random", "environment")}
 
-    def fingerprint(self) -> Fingerprint:
+    def fingerprint(self, whole: bool = False) -> Fingerprint:
         digest = fingerprint.logits_digest(self._probe())
         return Fingerprint(
             probes={"model": digest},
@@ -258,6 +271,10 @@ class VllmProgram:
             resident_bytes=fingerprint.resident_bytes(),
             open_files=fingerprint.open_files(),
         )
+
+    def _worker(self) -> Any:
+        """The one rank's, in this process."""
+        return self._core.model_executor.driver_worker.worker
 
     def _rpc(self, method: str, *arguments: Any) -> Any:
         return self._llm.collective_rpc(method, args=arguments)[0]
@@ -312,11 +329,11 @@ class VllmProgram:
 
     def _flags(self) -> dict[str, str]:
         self._activate("")
-        found = fingerprint.flags(self._born, self._classes())
+        found = fingerprint.flags(self._born, self._classes(), self._modules)
         return {**found, "trees": self._rpc("hotpass_structure")}
 
     def _classes(self) -> set[type]:
-        runner = self._core.model_executor.driver_worker.worker.model_runner
+        runner = self._worker().model_runner
         return {type(module) for module in runner.model.modules()} | {type(runner), VllmProgram, Sequences}
 
 

@@ -1,11 +1,12 @@
 """Rows of the shape table in vLLM's pages: each sequence of each side has pages of its own, and steps on top of its context.
 
-load_contexts ──► pages        steps ──► logits of a window        answer ──► the last position again, as loaded
+load_contexts ──► pages        steps, calls ──► logits of a window        answer ──► the last position again, as loaded
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,6 +43,15 @@ class Rows:
 
     def steps(self, side: str, row: int, tokens: torch.Tensor) -> Iterator[torch.Tensor]:
         """Logits [num_seqs, vocab] of each step of a window: decode goes on, the others repeat theirs."""
+        for step in self.calls(side, row, tokens):
+            yield step()
+
+    def contexts(self, row: int) -> list[tuple[int, int]]:
+        """Of each sequence of a row: positions before its first step, and tokens of a step."""
+        return list(zip(self._plan.row_contexts(row), self._plan.row_query_lens(row), strict=True))
+
+    def calls(self, side: str, row: int, tokens: torch.Tensor) -> Iterator[Callable[[], torch.Tensor]]:
+        """The same as calls, each of which computes a step; what the step takes is ready before it is given."""
         contexts, queries = self._plan.row_contexts(row), self._plan.row_query_lens(row)
         pages = self._held[side, row]
         split = [list(torch.split(step, list(queries))) for step in tokens]
@@ -49,12 +59,12 @@ class Rows:
             own = [[int(step[index]) for step in split] for index in range(len(queries))]
             with Sequences(self._core, pages, contexts, own) as sequences:
                 for _ in split:
-                    yield sequences.step(queries)
+                    yield partial(sequences.step, queries)
             self._ended[side, row] = [context + len(split) for context in contexts]
             return
         for step in split:
             with Sequences(self._core, pages, contexts, [part.tolist() for part in step]) as sequences:
-                yield sequences.step(queries)
+                yield partial(sequences.step, queries)
         self._ended[side, row] = [context + query for context, query in zip(contexts, queries, strict=True)]
 
     def warm(self, side: str, rows: Sequence[int] | None = None) -> None:

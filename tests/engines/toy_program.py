@@ -146,7 +146,7 @@ class ToyProgram:
     def state(self) -> dict[str, str]:
         return {"dtype": str(torch.get_default_dtype())}
 
-    def fingerprint(self) -> Fingerprint:
+    def fingerprint(self, whole: bool = False) -> Fingerprint:
         probe = self.forward(torch.arange(4), [0.5] * 4, 0).contiguous()
         return Fingerprint(
             probes={"model": hashlib.sha256(probe.numpy().tobytes()).hexdigest()},

@@ -207,6 +207,7 @@ def test_a_layer_that_computes_otherwise_shows_in_its_own_window(world, proof):
     kept = weight.data.clone()
     weight.data.mul_(2)
     seen = [world.program.fingerprint() for _ in proof._windows]
+    assert not agrees(world.program.fingerprint(whole=True), born)
     weight.data.copy_(kept)
     assert [agrees(now, born) for now in seen].count(False) == 1
     assert agrees(world.program.fingerprint(), born)
