@@ -115,7 +115,6 @@ class FakeEngine:
         self.logit_error = logit_error
         self.reload_seconds = reload_seconds
         self.disturbed = disturbed
-        self.assignments: list[Assignment] = []
         self._rng = np.random.default_rng(seed)
         self._installed: dict[Side, Candidate] = {}
         self._deployment: Deployment | None = None
@@ -154,7 +153,6 @@ class FakeEngine:
 
     def measure(self, assignment: Assignment) -> MeasureResult:
         started = self.clock.seconds
-        self.assignments.append(assignment)
         reports = (
             self.install(Side.INCUMBENT, assignment.incumbent),
             self.install(Side.CANDIDATE, assignment.candidate),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -10,10 +11,10 @@ import pytest
 from engines.decoder_engine import DecoderEngine
 from engines.fake import FakeEngine
 from engines.program import ReplayRequest
-from engines.testing import STALE, EngineSuite, Faults
+from engines.testing import STALE, EngineSuite, Faults, order
 from hotpass.records.candidate import Candidate, Numerics, PartSource, PartUse
 from hotpass.records.deployment import Deployment
-from hotpass.records.measurement import FailureKind, Tier
+from hotpass.records.measurement import Assignment, FailureKind, Tier
 
 PART = """
 import ctypes
@@ -62,6 +63,21 @@ class TestFake(EngineSuite):
         engine = FakeEngine()
         engine.load(deployment, Tier.FAST)
         return engine
+
+
+def test_the_fake_keeps_nothing_of_what_it_measured(deployment: Deployment) -> None:
+    """A bench gives it tens of thousands of assignments."""
+    engine = FakeEngine()
+    engine.load(deployment, Tier.FAST)
+    before = _assignments()
+    for _ in range(3):
+        engine.measure(order(deployment, planted("honest")))
+    assert _assignments() == before
+
+
+def _assignments() -> int:
+    gc.collect()
+    return sum(type(item) is Assignment for item in gc.get_objects())
 
 
 class TestDecoder(EngineSuite):
