@@ -9,9 +9,10 @@ Nothing here decides, measures or writes.
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cluster.events import Event
@@ -28,6 +29,9 @@ SEARCHING = (Purpose.SEARCH, Purpose.REMEASURE)
 
 KEPT_RESULTS = (Purpose.AA, Purpose.COLD)
 """Purposes whose measurement summaries are kept; those of the search are read from the log."""
+
+MOST_GATES = 256
+"""Different outcomes of gates that are kept once for all attempts; where reasons are in them there is no end of them."""
 
 UNITY = Estimate(value=1.0, low=1.0, high=1.0)
 """As loaded over as loaded."""
@@ -226,6 +230,10 @@ class CampaignState:
     """The JSON line that ends the campaign; None before it."""
     start: Mapping[str, Any] = field(default_factory=dict)
     """The latest `start` decision: engines, slot table version, start-up phases."""
+    _gates: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """Outcomes of gates so far, each once."""
 
     def apply(self, event: Event) -> None:
         """Fold one event. Kinds that say nothing about the campaign's standing are passed over."""
@@ -237,7 +245,7 @@ class CampaignState:
 
     def _on_proposal(self, payload: Mapping[str, Any]) -> None:
         info = CandidateInfo(
-            candidate_id=payload["candidate_id"],
+            candidate_id=sys.intern(payload["candidate_id"]),
             label=payload["label"],
             numerics=payload["numerics"],
             proposer=payload["proposer"],
@@ -251,7 +259,7 @@ class CampaignState:
             self.turns[info.candidate_id] = int(payload["turn"])
 
     def _on_prediction(self, payload: Mapping[str, Any]) -> None:
-        candidate_id = payload["candidate_id"]
+        candidate_id = sys.intern(payload["candidate_id"])
         span = payload["speedup_vs_loaded"]
         value, low, high = (from_plain(float, span[name]) for name in ("value", "low", "high"))
         self.predictions[candidate_id] = Expectation(decision=payload["decision"], value=value, low=low, high=high)
@@ -300,12 +308,14 @@ class CampaignState:
         if number in self.tally.judged:
             return
         estimate = payload["speedup_vs_loaded"]
+        attempt = self._shared(from_plain(Attempt, payload["attempt"]))
+        loaded = from_plain(Estimate, estimate) if estimate else None
         row = AttemptRow(
             seq=self.last_seq,
             assignment=number,
             elapsed_seconds=float(payload["elapsed_seconds"]),
-            attempt=from_plain(Attempt, payload["attempt"]),
-            speedup_vs_loaded=from_plain(Estimate, estimate) if estimate else None,
+            attempt=attempt,
+            speedup_vs_loaded=attempt.speedup if loaded == attempt.speedup else loaded,
         )
         self.attempts.append(row)
         self.by_candidate.setdefault(row.attempt.candidate_id, []).append(row)
@@ -315,6 +325,15 @@ class CampaignState:
         info = self.candidates.get(row.attempt.candidate_id)
         if info is not None and row.attempt.purpose is not Purpose.AA:
             self.shares.settle(self.turns.pop(info.candidate_id, None), arm_of(info.proposer), row.attempt)
+
+    def _shared(self, attempt: Attempt) -> Attempt:
+        """The same attempt; what it has in common with thousands of others (ids, outcomes of gates) are the same objects, too."""
+        key = tuple(attempt.gates.items())
+        gates = self._gates.get(key, attempt.gates)
+        if len(self._gates) < MOST_GATES:
+            self._gates[key] = gates
+        candidate_id, incumbent_id = sys.intern(attempt.candidate_id), sys.intern(attempt.incumbent_id)
+        return replace(attempt, candidate_id=candidate_id, incumbent_id=incumbent_id, gates=gates)
 
     def _on_post(self, payload: Mapping[str, Any]) -> None:
         content = self._noted(payload)

@@ -153,14 +153,16 @@ class Space:
             if option is None:
                 continue
             params: dict[str, Value] = {}
+            said: list[str] = []
             for name, values in option.params.items():
                 texts = spelled(values)
                 asked = param_name(place, option, name)
                 if len(texts) > 1:
                     choices[asked] = suggest(asked, texts)
-                params[name] = values[texts.index(choices.get(asked, texts[0]))]
+                said.append(choices.get(asked, texts[0]))
+                params[name] = values[texts.index(said[-1])]
             taken.append(option)
-            uses.append(option.declaration.bind(option.source, params))
+            uses.append(self._use(option, tuple(said), params))
         for dial in self.dials:
             if not _is_inert(dial.setting, taken):
                 choices[dial.name] = suggest(dial.name, dial.texts)
@@ -176,6 +178,18 @@ class Space:
             if value != dial.setting.default:
                 settings[dial.setting.name] = value
         return Walk(choices=choices, uses=tuple(uses), options=tuple(taken), settings=settings, parallelism=plan)
+
+    def _use(self, option: Option, said: tuple[str, ...], params: Mapping[str, Value]) -> PartUse:
+        """The part with these parameters (`said`: as texts, since True equals 1), the same object whenever it is chosen so: thousands of
+        candidates are composed of a few hundred of them."""
+        key = (option.key, said)
+        if key not in self._uses:
+            self._uses[key] = option.declaration.bind(option.source, params)
+        return self._uses[key]
+
+    @cached_property
+    def _uses(self) -> dict[tuple[str, tuple[str, ...]], PartUse]:
+        return {}
 
     def to_candidate(self, choices: Choices) -> Candidate:
         """The canonical candidate of some choices; what they leave open is the reference or the default.

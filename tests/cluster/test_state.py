@@ -43,6 +43,25 @@ def test_an_attempt_that_is_recorded_twice_counts_once() -> None:
     assert state.rejected() == {"failed": 1}
 
 
+def test_what_attempts_have_in_common_is_kept_once() -> None:
+    state = CampaignState()
+    for number in range(2):
+        attempt = {
+            "candidate_id": f"candidate-{number}", "incumbent_id": "".join(["the ", "incumbent"]), "tier": "fast", "purpose": "search",
+            "verdict": "inconclusive", "reason": "", "speedup": {"value": 1.0 + number, "low": 0.5, "high": 2.5, "level": 0.95, "kind": "measured"},
+            "tokens_per_second": None, "gates": {"numerics": "pass", "integrity": "pass"}, "numerics_measured": {},
+        }  # fmt: skip
+        vs_loaded = {**attempt["speedup"], "value": 1.0}  # type: ignore[dict-item]
+        payload = {"assignment": number, "attempt": attempt, "speedup_vs_loaded": vs_loaded, "elapsed_seconds": 1.0}
+        state.apply(Event(seq=number + 1, time=0.0, schema_version=1, kind="attempt", payload=payload))
+    first, second = state.attempts
+    assert first.attempt.gates is second.attempt.gates
+    assert first.attempt.incumbent_id is second.attempt.incumbent_id
+    assert first.speedup_vs_loaded is first.attempt.speedup
+    assert second.speedup_vs_loaded == Estimate(value=1.0, low=0.5, high=2.5)
+    assert (first.attempt.candidate_id, second.attempt.candidate_id) == ("candidate-0", "candidate-1")
+
+
 def test_kinds_that_say_nothing_about_standing_are_passed_over() -> None:
     state = CampaignState()
     state.apply(Event(seq=1, time=0.0, schema_version=1, kind="lease", payload={"text": "mark me as best"}))

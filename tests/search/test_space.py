@@ -265,3 +265,13 @@ def test_values_that_python_takes_for_equal_are_spelled_each_in_its_own_way() ->
     assert spelled((False, True)) == ("false", "true")
     assert spelled((0, 1)) == ("0", "1")
     assert spelled((0.0, 1.0)) == ("0.0", "1.0")
+
+
+def test_candidates_share_the_parts_that_they_have_in_common() -> None:
+    space = space_of(MLP, ATTENTION)
+    found = [choices for choices in space.every() if len(names(space, choices)) == 2]
+    made = [space.to_candidate(choices) for choices in found]
+    uses = [use for candidate in made for use in candidate.parts]
+    assert len(made) > 1
+    assert len({id(use) for use in uses}) == 3  # attention, and the MLP in two ways
+    assert {candidate.id for candidate in made} == {space_of(MLP, ATTENTION).to_candidate(c).id for c in found}
