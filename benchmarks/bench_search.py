@@ -5,7 +5,9 @@
 1. *busy*: 8 agents that take 20 s a reply (threads; no LLM is asked), 4 fake engines in real time at 1 s an attempt. Share of engine time
    in use after warm-up; the share of attempts that came from agents; the same with agents alone; throughput with agents that never
    answer, over that of a run without agents.
-2. *driver*: attempts a second, durable, of 512 fake engines in one process with random candidates; memory at a tenth and at the end.
+2. *driver*: attempts a second, durable, of 512 fake engines in one process with random candidates; its memory at each tenth, and by
+   how much that grows an attempt after the first tenth. It does grow: a search holds each candidate (it must not propose one twice, and
+   chains later ones to it) and each attempt as judged (status, report and the live view read them); blocks and outputs are in the log.
 3. *tpe*: asks a second of the sampler over 7 places × 6 parts with 200 trials.
 4. *mlflow*, *status*: how long the mirror takes to drain a campaign, and `hotpass status` on the driver's log.
 5. *kills*: `benchmarks.kill_matrix`.   6. *worth*: composition, Optuna without screening, and chance at equal engine time, three seeds,
@@ -27,12 +29,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks.kill_matrix import VICTIMS, kill_matrix
 from benchmarks.search_campaigns import (
     PARTS,
     PARTS_PER_PLACE,
+    Growth,
     PacedEngine,
     bench_plan,
     fake_engines,
@@ -112,17 +113,10 @@ def _paced(
 def driver(small: bool) -> dict[str, Any]:
     """512 engines that answer at once; then `status` on the same log."""
     count = 1000 if small else 20_000
-    memory: list[float] = []
-    process = psutil.Process()
-    with scratch() as folder:
-        plan = bench_plan(folder, budget="1000000h", max_attempts=count // 10, sampler="random")
-        first = run_search(folder, plan, fake_engines(512), build_ahead=False)
-        memory.append(process.memory_info().rss / 2**20)
-        del first
+    memory = Growth(count // 10)
     with scratch() as folder:
         plan = bench_plan(folder, budget="1000000h", max_attempts=count, sampler="random")
-        ran = run_search(folder, plan, fake_engines(512), build_ahead=False)
-        memory.append(process.memory_info().rss / 2**20)
+        ran = run_search(folder, plan, fake_engines(512), build_ahead=False, view=memory)
         attempts = ran.state.tally.searched
         status_attempts = _cut(folder, min(attempts, STATUS_ATTEMPTS))
         began = time.monotonic()
@@ -135,7 +129,8 @@ def driver(small: bool) -> dict[str, Any]:
     return {
         "attempts_per_s": round(attempts / ran.seconds, 1),
         "attempts": attempts,
-        "memory_mb": [round(mb) for mb in memory],
+        "memory_mb": [round(mb) for _, mb in memory.seen],
+        "memory_kb_per_attempt": memory.slope_kb(),
         "status_seconds_at_10k": round(status_seconds, 2),
         "status_attempts": status_attempts,
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 import tempfile
 import threading
 import time
@@ -14,6 +15,8 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import psutil
 
 from actors.builder import BuilderServer
 from actors.engine import EngineServer, Measured
@@ -25,7 +28,7 @@ from cluster.intake import Intake
 from cluster.journal import FOLDER, Journal
 from cluster.loop import SearchLoop
 from cluster.plan import Plan, pace_for, write_plan
-from cluster.ports import BuilderPort, EnginePort, LocalBuilder, LocalEngine, Silent
+from cluster.ports import BuilderPort, EnginePort, LocalBuilder, LocalEngine, Silent, View
 from cluster.proposers import proposer_of
 from cluster.resolve import CAMPAIGNS, simulated_hardware, simulated_model
 from cluster.session import Session
@@ -151,6 +154,29 @@ class Thinker:
         return [PartUse(source=source, params={"tile": 8 << index, "unroll": 1}) for index in range(4)]
 
 
+class Growth(Silent):
+    """A view that notes the memory of this process with every so many attempts of the search, and says so on stderr."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self.seen: list[tuple[int, float]] = []
+        """(attempts, resident MB)."""
+        self._process = psutil.Process()
+
+    def changed(self, state: CampaignState) -> None:
+        attempts = state.tally.searched
+        if attempts % self.every == 0 and attempts > (self.seen[-1][0] if self.seen else 0):
+            self.seen.append((attempts, self._process.memory_info().rss / 2**20))
+            print(f"{attempts} attempts, {self.seen[-1][1]:.0f} MB", file=sys.stderr, flush=True)
+
+    def slope_kb(self) -> float | None:
+        """Per attempt from the first note to the last; None with fewer than two."""
+        if len(self.seen) < 2:
+            return None
+        (first, before), (last, after) = self.seen[0], self.seen[-1]
+        return round((after - before) * 1024 / (last - first), 2)
+
+
 @contextlib.contextmanager
 def thinking(folder: Path, count: int, seconds: float, *, dead: bool = False) -> Iterator[None]:
     """So many agents at work; they begin at different moments, as real ones do."""
@@ -182,14 +208,21 @@ class Ran:
 
 
 def run_search(
-    folder: Path, plan: Plan, engines: list[EnginePort], *, build_ahead: bool, agents_alive: bool = False
+    folder: Path,
+    plan: Plan,
+    engines: list[EnginePort],
+    *,
+    build_ahead: bool,
+    agents_alive: bool = False,
+    view: View | None = None,
 ) -> Ran:
     """The search of a campaign, from A/A to its stop; no baselines, no finalists, no MLflow, no report."""
     write_plan(folder, plan)
     with EventLog.open(folder / FOLDER) as log:
         store = CandidateWriter(folder)
-        journal = Journal(log, fold(log.read()), WallClock(), Silent(), files=store.sync)
-        session = Session(plan, journal, engines, Silent(), store=store.save)
+        view = view or Silent()
+        journal = Journal(log, fold(log.read()), WallClock(), view, files=store.sync)
+        session = Session(plan, journal, engines, view, store=store.save)
         session.start()
         slots = session.slot_table
         assert slots is not None
