@@ -36,7 +36,7 @@ _ONE_STEP = ShapeRow(
 
 
 class VllmEngine(DecoderEngine):
-    """Implements `engines.protocol.Engine` and `ProvesReloads`; has no baselines of transformers."""
+    """Implements `engines.protocol.Engine`, `ProvesReloads` and `Profiles`; has no baselines of transformers."""
 
     def __init__(
         self,
@@ -52,9 +52,6 @@ class VllmEngine(DecoderEngine):
         super().__init__(name, **options)  # type: ignore[arg-type]
         self._python = python or find_python()
         self._arguments = dict(arguments or {})
-
-    profile = None  # type: ignore[assignment]
-    """vLLM's packed weights and its kernels are not seen into: this engine is no `Profiles`."""
 
     def baselines(self) -> Sequence[str]:
         """None: transformers' own loop is the decoder engine's denominator."""

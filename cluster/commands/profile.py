@@ -27,11 +27,6 @@ from hotpass.records.profile import Profile, RowProfile, SlotTime
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-UNSEEN = {
-    "vllm": "cannot be profiled: vLLM keeps packed weights inside its own kernels, so bytes and FLOPs of a slot cannot be told"
-}
-"""Engine → why it has no profiles."""
-
 FOLDER = "profiles"
 """Where traces go unless `--trace` says otherwise."""
 
@@ -126,8 +121,7 @@ def _cells(item: SlotTime) -> list[str]:
 
 def _profiled(engine: Engine, plan: Plan, candidate: Candidate, deadline_seconds: float, trace: str) -> Profile:
     if not isinstance(engine, Profiles):
-        problem = UNSEEN.get(plan.spec.engine, "cannot be profiled")
-        raise InputError("engine", plan.spec.engine, problem, "use --engine decoder or module")
+        raise InputError("engine", plan.spec.engine, "cannot be profiled", "use --engine decoder, module or vllm")
     engine.load(plan.deployment, Tier.FAST)
     order = Assignment(
         incumbent=AS_LOADED,

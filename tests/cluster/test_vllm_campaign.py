@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from cluster.cli import main
-from cluster.commands.profile import _profiled
 from cluster.journal import read_state
 from engines import probe
 from engines.prepare.tiny import make_tiny_model
 from engines.vllm.environment import find_python
-from engines.vllm_engine import VllmEngine
 from hotpass.errors import InputError
-from hotpass.records.candidate import AS_LOADED
 from hotpass.records.deployment import HardwareRef
 from hotpass.records.measurement import Verdict
-from tests.cluster.campaigns import make_plan
 
 MACHINE = HardwareRef(
     name="cpu:test", device="cpu", num_devices=1, isa=("avx2",), last_level_cache_bytes=1 << 25, memory_bytes=1 << 33
 )
+
+
+def needs_vllm() -> None:
+    try:
+        find_python()
+    except InputError as error:
+        pytest.skip(f"{error} (`make vllm` makes it)")
 
 
 @pytest.mark.slow
@@ -31,10 +33,7 @@ MACHINE = HardwareRef(
 def test_the_catalogues_parts_are_tried_on_vllms_own_tree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    try:
-        find_python()
-    except InputError as error:
-        pytest.skip(f"{error} (`make vllm` makes it)")
+    needs_vllm()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOTPASS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(probe, "probe_hardware", lambda device="auto": MACHINE)
@@ -51,9 +50,20 @@ def test_the_catalogues_parts_are_tried_on_vllms_own_tree(
     assert not {attempt.verdict for attempt in tried} & wrong, [attempt.reason for attempt in tried]
 
 
-def test_a_profile_is_refused_with_the_reason(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, engine="vllm")
-    with pytest.raises(
-        InputError, match=r"'vllm' cannot be profiled: vLLM keeps packed weights .*use --engine decoder"
-    ):
-        _profiled(VllmEngine(python=sys.executable), plan, AS_LOADED, 1.0, "")
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_profile_tells_vllms_slots_by_their_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs_vllm()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOTPASS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(probe, "probe_hardware", lambda device="auto": MACHINE)
+    make_tiny_model(tmp_path / "model", layers=2, hidden=128, heads=4, kv_heads=2, max_context=256)
+    given = ["--engine", "vllm", "--model", "model", "--traffic", "chat", "--requests", "200", "--threads", "1"]
+    assert main(["profile", *given, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rows"]
+    slots = {item["slot"]: item for item in found["rows"][0]["slots"]}
+    assert {"model", "model.layers.1.self_attn.qkv_proj", "model.layers.1.mlp.act_fn"} <= slots.keys()
+    assert all(Path(path).is_file() for path in found["traces"])

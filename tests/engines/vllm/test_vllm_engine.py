@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -176,6 +177,54 @@ class TestVllm(EngineSuite):
         worst = {check.row.phase: check.max_abs for check in result.checks if check.against == "reference"}
         assert worst["decode"] < 1e-4
         assert worst["prefill"] > 0.1
+
+    def test_a_profile_knows_the_work_of_packed_weights_and_the_parts(
+        self, live: VllmEngine, deployment: Deployment, honest: Candidate, tmp_path: Path
+    ) -> None:
+        """By what modules were made with: two FLOPs a multiply-add, each weight once."""
+        found = live.profile(order(deployment, honest), str(tmp_path / "trace.json"))
+        assert found.failure is None, found.failure
+        model = deployment.model
+        weights = 3 * model.hidden_size * model.intermediate_size
+        padded_vocab = -(-model.vocab_size // 64) * 64
+        for row, path in zip(found.rows, found.traces, strict=True):
+            slots = {item.slot: item for item in row.slots}
+            tokens, mlp = row.row.query_tokens, slots["model.layers.0.mlp"]
+            assert (mlp.calls, mlp.by_part, slots["model.layers.0"].by_part) == (1, True, False)
+            assert mlp.flops == 2 * tokens * weights
+            assert 4 * weights < mlp.bytes_moved < 4 * weights + 4 * 4 * tokens * model.hidden_size
+            assert slots["logits_processor"].flops == 2 * row.row.num_seqs * padded_vocab * model.hidden_size
+            attention = slots["model.layers.0.self_attn.attn"]
+            assert attention.flops >= 4 * tokens * model.hidden_size * max(1, row.row.context_mean)
+            assert slots["model"].flops > LAYERS * (mlp.flops + attention.flops)
+            trace = Path(path).read_text()
+            assert "part model.layers.0.mlp" in trace
+            assert "slot model.layers.0.self_attn.attn" in trace
+
+    @pytest.mark.parametrize(
+        ("patch", "named"),
+        [
+            (
+                "import vllm.forward_context as m; old = m.get_forward_context; m.get_forward_context = lambda: old()",
+                "vllm.forward_context.get_forward_context",
+            ),
+            (
+                "from vllm.v1.sample.sampler import Sampler as m; old = m.sample; m.sample = lambda *a, **k: old(*a, **k)",
+                "vllm.v1.sample.sampler.Sampler.sample",
+            ),
+        ],
+    )
+    def test_a_patch_of_vllms_own_functions_is_seen_and_costs_the_child(
+        self, live: VllmEngine, deployment: Deployment, patch: str, named: str
+    ) -> None:
+        """None of them is a class of the model's tree."""
+        result = live.measure(order(deployment, part("patch", MLP, "x", "return self.reference(x)", prepare=patch)))
+        assert result.clean is not None
+        assert not result.clean.clean
+        assert any("patched" in reason and named in reason for reason in result.clean.reasons), result.clean.reasons
+        after = live.measure(order(deployment, AS_LOADED))
+        assert after.clean is not None
+        assert after.clean.clean, after.clean.reasons
 
     def test_a_reload_is_as_good_as_a_cold_one(self, live: VllmEngine) -> None:
         """Warm A→B against a vLLM that saw nothing else, and A→B→A, bit for bit."""
