@@ -3,8 +3,8 @@
 A time is a sum of parts (kinds of operators, what others' prompts add, queues, the host), and a correction is a factor for each
 part, common to all and refined for each backend: measured ≈ sum over parts of exp(common + backend's) x part. The logarithms of the
 factors are held to their priors and fitted robustly (`costmodel.additive`), so that few rows move them little and a correction
-means the same for a step of any model. A correction is kept only when it did better
-than none on architectures left out. Intervals are conformal: quantiles of the residuals on held-out architectures, by mode and
+means the same for a step of any model. What the factors leave of TTFT is corrected by mode and backend, and by a backend's format
+(`costmodel.cells`). A correction is kept only when it did better than less of it on architectures left out. Intervals are conformal: quantiles of the residuals on held-out architectures, by mode and
 backend where there are enough, and never narrower for having been fitted.
 """
 
@@ -22,6 +22,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from costmodel.additive import Factors, Prior, fit_factors
+from costmodel.cells import fit_cells, log_correction
 from costmodel.measured import architecture
 from costmodel.operators import Kind
 from costmodel.serving import CHUNK_TOKENS, Load, Steady
@@ -46,6 +47,10 @@ PRIORS: Mapping[str, Mapping[str, Prior]] = {
     },
 }
 """Target → part of it → mean and standard deviation of the logarithm of its factor, before anything is measured."""
+CELLED = ("ttft",)
+"""Targets whose rest is corrected by cells: of TPOT, architectures left out have nothing in common by cells."""
+CALLED = {"nvfp4": "fp4", "fp8_block": "fp8"}
+"""Weight format → what rows call its precision, where that is another name."""
 HOST_MS = 1.0
 """Unit of a step's host work, which no kernel accounts for."""
 START_MS = 0.01
@@ -67,6 +72,8 @@ class Calibration:
     """`tpot` or `ttft`."""
     factors: Factors | None
     """Of the parts; None: they did not help on architectures that they had not seen."""
+    cells: Mapping[str, float]
+    """Cell → what is added to log time beside the factors; empty: they did not help."""
     intervals: Mapping[str, tuple[float, float]]
     """`mode/backend`, and `` for any → quantiles of the held-out log residual."""
     num_rows: int
@@ -78,9 +85,11 @@ class Calibration:
     def version(self) -> str:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
 
-    def value_ms(self, parts: pd.DataFrame, backends: pd.Series, plain_ms: Floats) -> Floats:
-        """What is expected to be measured, of the parts and of the prediction without a correction."""
-        return np.asarray(plain_ms, np.float64) if self.factors is None else self.factors.total(parts, backends)
+    def value_ms(self, parts: pd.DataFrame, backends: pd.Series, cells: pd.DataFrame, plain_ms: Floats) -> Floats:
+        """What is expected to be measured, of the parts (`parts_of`), the cells (`cells_of`) and the prediction without a correction."""
+        if self.factors is None:
+            return np.asarray(plain_ms, np.float64)
+        return _corrected(self.factors, self.cells, parts, backends, cells)
 
     def interval(self, group: str) -> tuple[float, float]:
         """Factors below and above a calibrated prediction that hold 90 %."""
@@ -116,6 +125,7 @@ def _from_plain(plain: Mapping[str, Any]) -> Calibration:
     made = dict(plain)
     made["architectures"] = tuple(plain["architectures"])
     made["intervals"] = {key: (float(low), float(high)) for key, (low, high) in plain["intervals"].items()}
+    made["cells"] = {key: float(value) for key, value in plain["cells"].items()}
     made["factors"] = None if plain["factors"] is None else Factors.from_plain(plain["factors"])
     return Calibration(**made)
 
@@ -126,7 +136,9 @@ def fit_corrections(rows: pd.DataFrame, predicted: pd.DataFrame) -> Corrections:
     return Corrections(**{target: fit(rows[answered], predicted[answered], target) for target in TARGETS})
 
 
-def corrected(steady: Steady, load: Load, concurrency: Floats, backend: str, corrections: Corrections) -> Steady:
+def corrected(
+    steady: Steady, load: Load, concurrency: Floats, backend: str, precision: str | None, corrections: Corrections
+) -> Steady:
     """A steady state with both times corrected, and the rate that follows."""
     kinds = {"decode": steady.decode.by_kind(), "prefill": steady.prefill.by_kind()}
     predicted = pd.DataFrame(
@@ -138,9 +150,12 @@ def corrected(steady: Steady, load: Load, concurrency: Floats, backend: str, cor
     predicted["prefill_calls"] = steady.prefill.calls * max(
         np.ceil(load.input_tokens * (1.0 - load.cached_share) / CHUNK_TOKENS), 1.0
     )
+    cells = cells_of(
+        predicted.assign(mode="agg", backend=backend, precision=CALLED.get(precision or "", precision or ""))
+    )
     backends = pd.Series(backend, index=predicted.index)
     tpot, ttft = (
-        getattr(corrections, target).value_ms(parts_of(predicted, target), backends, plain * 1e3) / 1e3
+        getattr(corrections, target).value_ms(parts_of(predicted, target), backends, cells, plain * 1e3) / 1e3
         for target, plain in (("tpot", steady.tpot_s), ("ttft", steady.ttft_s))
     )
     cycle = ttft + max(load.output_tokens - 1.0, 0.0) * tpot
@@ -156,6 +171,19 @@ def parts_of(predicted: pd.DataFrame, target: str) -> pd.DataFrame:
     return made[list(PRIORS[target])]
 
 
+def cells_of(rows: pd.DataFrame) -> pd.DataFrame:
+    """Names of the cells that rows with a mode, a backend and perhaps a precision are in."""
+    precision = rows["precision"].fillna("-") if "precision" in rows else "-"
+    return pd.DataFrame({"mode": rows["mode"] + "/" + rows["backend"], "format": rows["backend"] + " " + precision})
+
+
+def _corrected(
+    factors: Factors, cells: Mapping[str, float], parts: pd.DataFrame, backends: pd.Series, names: pd.DataFrame
+) -> Floats:
+    total = factors.total(parts, backends)
+    return np.asarray(total * np.exp(log_correction(cells, names)), np.float64) if cells else total
+
+
 @dataclass(frozen=True, slots=True)
 class _Data:
     """Rows ready to fit."""
@@ -168,6 +196,7 @@ class _Data:
     """Architecture."""
     backends: pd.Series
     groups: pd.Series
+    cells: pd.DataFrame
     told: pd.Series
     """Rows that say all about their deployment; the others are scored, never learned from, where there are enough."""
 
@@ -180,6 +209,7 @@ class _Data:
             kinds=rows["model_path"].map(architecture),
             backends=rows["backend"],
             groups=rows["mode"] + "/" + rows["backend"],
+            cells=cells_of(rows),
             told=predicted["open"] == 0,
         )
 
@@ -203,14 +233,15 @@ def fit(rows: pd.DataFrame, predicted: pd.DataFrame, target: str) -> Calibration
 def _fit(data: _Data, target: str) -> Calibration:
     if data.told.any():
         data = data.where(data.told)
-    held = _held_out(data, target)
-    corrected_error, plain_error = _error(held), _error(data.log_ratio)
-    keep = bool(corrected_error < plain_error) if held.notna().any() else True
-    residual = (held if keep else data.log_ratio).dropna()
+    # From the least correction to the most: more is kept only when it did better on architectures left out.
+    tried: list[tuple[pd.Series, Factors | None, dict[str, float]]] = [(data.log_ratio, None, {})]
+    for celled in (False, True)[: 2 if target in CELLED else 1]:
+        tried.append((_held_out(data, target, celled), *_learned(data, target, celled)))
+    single = tried[1][0].isna().all()
+    residual, factors, cells = tried[1] if single else min(tried, key=lambda one: _error(one[0]))
     return Calibration(
-        target=target, factors=_factors(data, target) if keep else None, intervals=_quantiles(data, residual),
-        num_rows=len(data.kinds), architectures=tuple(sorted(data.kinds.unique())),
-        held_out_error=corrected_error if keep else plain_error,
+        target=target, factors=factors, cells=cells, intervals=_quantiles(data, residual.dropna()), num_rows=len(data.kinds),
+        architectures=tuple(sorted(data.kinds.unique())), held_out_error=_error(residual),
     )  # fmt: skip
 
 
@@ -219,21 +250,27 @@ def _error(residual: pd.Series) -> float:
     return float(np.abs(np.expm1(-residual.dropna())).median())
 
 
-def _factors(data: _Data, target: str) -> Factors:
+def _learned(data: _Data, target: str, celled: bool) -> tuple[Factors, dict[str, float]]:
     """Architectures count by the root of their rows: the tenth row of one says less than the first of another."""
     balance = 1.0 / np.sqrt(data.kinds.map(data.kinds.value_counts()).to_numpy(float))
-    return fit_factors(data.parts, data.backends, data.measured_ms, PRIORS[target], weights=balance)
+    factors = fit_factors(data.parts, data.backends, data.measured_ms, PRIORS[target], weights=balance)
+    if not celled:
+        return factors, {}
+    left = np.log(data.measured_ms.to_numpy(float) / factors.total(data.parts, data.backends))
+    return factors, fit_cells(data.cells, left, data.kinds)
 
 
-def _held_out(data: _Data, target: str) -> pd.Series:
+def _held_out(data: _Data, target: str, celled: bool) -> pd.Series:
     """Log residual of every row under a fit without its architecture; nan with a single architecture."""
     residual = pd.Series(np.nan, index=data.kinds.index)
     if data.kinds.nunique() < 2:
         return residual
     for kind in data.kinds.unique():
         inside = data.kinds == kind
-        factors, held = _factors(data.where(~inside), target), data.where(inside)
-        residual[inside] = np.log(held.measured_ms / factors.total(held.parts, held.backends))
+        factors, cells = _learned(data.where(~inside), target, celled)
+        held = data.where(inside)
+        value = _corrected(factors, cells, held.parts, held.backends, held.cells)
+        residual[inside] = np.log(held.measured_ms / value)
     return residual
 
 
@@ -268,7 +305,7 @@ def leave_one_out(rows: pd.DataFrame, predicted: pd.DataFrame, target: str) -> p
     for kind in data.kinds.unique():
         inside = data.kinds == kind
         fitted, held = _fit(data.where(~inside), target), data.where(inside)
-        values = fitted.value_ms(held.parts, held.backends, held.plain_ms.to_numpy(float))
+        values = fitted.value_ms(held.parts, held.backends, held.cells, held.plain_ms.to_numpy(float))
         below, above = np.array([fitted.interval(group) for group in held.groups]).T
         below = np.where(held.told, below, below / DRAFTED)
         made.loc[inside, "value"] = values

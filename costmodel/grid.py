@@ -55,7 +55,7 @@ class Grid:
         steady = steady_state(graph, layout, source, load, concurrency, kv_bytes=asked.kv_bytes)
         sources = np.maximum(steady.decode.worst(), steady.prefill.worst())
         if asked.corrections is not None:
-            steady = corrected(steady, load, concurrency, asked.backend, asked.corrections)
+            steady = corrected(steady, load, concurrency, asked.backend, asked.precision, asked.corrections)
         memory = memory_of(
             graph, layout, concurrency=concurrency, context=load.input_tokens + load.output_tokens, kv_bytes=asked.kv_bytes,
             chunk_tokens=asked.chunk_tokens, reserved_bytes=machine.reserved_bytes,

@@ -168,6 +168,19 @@ def test_a_correction_that_does_not_help_is_not_kept(dense: ModelGraph) -> None:
     assert low < 0.5 < 2 < high  # the next architecture may be off by as much as these were
 
 
+def test_what_a_backends_format_leaves_is_learned_from_other_architectures(dense: ModelGraph) -> None:
+    """Factors of parts cannot say that one format's prompts take twice as long as another's."""
+    rows = rows_of(["a", "b", "c", "d", "e"], [1.0] * 5)
+    rows["precision"] = np.where(np.arange(len(rows)) % 2 == 0, "fp8", "fp4")
+    predicted = predict_rows(rows, lambda name: replace(dense, name=name))
+    slow = np.where(rows["precision"] == "fp8", 1.5, 1 / 1.5)
+    rows["silicon_ttft_ms"], rows["silicon_tpot_ms"] = slow * predicted["ttft_ms"], slow * predicted["tpot_ms"]
+    found = fit(rows, predicted, "ttft")
+    assert found.cells["vllm fp8"] == pytest.approx(-found.cells["vllm fp4"], abs=0.1)
+    assert score(rows, leave_one_out(rows, predicted, "ttft"), "ttft").p50 < 0.15
+    assert not fit(rows, predicted, "tpot").cells
+
+
 def test_versions_are_of_the_content_and_survive_a_file(
     measured: tuple[pd.DataFrame, pd.DataFrame], tmp_path: Path
 ) -> None:
