@@ -3,11 +3,14 @@
     contexts of rows ──once──► memory file, sealed ──mmap over the pool's own addresses──► the pool as loaded
 
 A pool is brought back by a mapping a tensor instead of a copy of all contexts: pages that a candidate wrote to were copies, and go;
-those that nobody wrote are one for both sides. Positions beyond the contexts are zero again. On a CPU; elsewhere contexts are copied.
+those that nobody wrote are one for both sides. Where the mappings are as this image made them, by the kernel's account, only those
+copies are given up, which the kernel's page map tells from the rest. Positions beyond the contexts are zero again. On a CPU; elsewhere
+contexts are copied.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -15,6 +18,7 @@ import mmap
 import os
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 
 from engines.decoder.kv import KvPool
@@ -61,6 +65,11 @@ class KvImage:
         if os.fstat(fd).st_size != num_bytes(pool):
             raise ValueError("an image of another pool")
         self._fd = fd
+        self._inode = os.fstat(fd).st_ino
+        self._covered: set[tuple[object, ...]] = set()
+        """Memory of the pools that it lies over."""
+        self._mapped: list[list[str]] = []
+        """Where, as it was when it was put there."""
         self._geometry = pool.geometry
         self._lengths = {slot: length for slot, length in lengths.items() if length}
 
@@ -69,6 +78,16 @@ class KvImage:
 
     def cover(self, pool: KvPool) -> None:
         """The pool holds the contexts, and zeros elsewhere. Its addresses stay. Raises OSError."""
+        if pool.memory() in self._covered and self._mapped == mappings(self._inode):
+            with contextlib.suppress(PermissionError), open("/proc/self/pagemap", "rb", buffering=0) as page_map:
+                for tensor in pool.tensors():
+                    _give_up_copies(tensor, page_map.fileno())
+                return
+        self._map(pool)
+        self._covered.add(pool.memory())
+        self._mapped = mappings(self._inode)
+
+    def _map(self, pool: KvPool) -> None:
         offset = 0
         for tensor in pool.tensors():
             size, access = _whole_pages(tensor), mmap.PROT_READ | mmap.PROT_WRITE
@@ -87,7 +106,27 @@ class KvImage:
                     return  # an older kernel: the passes that warm up bring them in
 
 
-_MAP_FIXED = 0x10
+def mappings(inode: int) -> list[list[str]]:
+    """Of a file in this process, as the kernel tells them: addresses, access, offset."""
+    with open("/proc/self/maps", encoding="ascii", errors="replace") as file:
+        found = [line.split(None, 5) for line in file if f" {inode} " in line]
+    return [fields[:3] for fields in found if fields[4] == str(inode)]
+
+
+def _give_up_copies(tensor: torch.Tensor, page_map: int) -> None:
+    """Pages that were written since the tensor was covered: a next look at them sees the image again. Raises OSError."""
+    size = _whole_pages(tensor)
+    told = os.pread(page_map, size // mmap.PAGESIZE * 8, tensor.data_ptr() // mmap.PAGESIZE * 8)
+    pages = np.frombuffer(told, np.uint64)
+    own = ((pages >> np.uint64(62)) != 0) & ((pages >> np.uint64(61)) & np.uint64(1) == 0)
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], own, [False])).astype(np.int8)))
+    for first, end in edges.reshape(-1, 2).tolist():
+        start = tensor.data_ptr() + first * mmap.PAGESIZE
+        if _libc.madvise(start, (end - first) * mmap.PAGESIZE, _DONTNEED):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+_MAP_FIXED, _DONTNEED = 0x10, 4
 
 
 def _write(fd: int, tensor: torch.Tensor, offset: int, contexts: Mapping[int, torch.Tensor]) -> None:

@@ -52,6 +52,31 @@ def test_what_was_written_is_gone_and_reached_nobody_else(image: KvImage) -> Non
         assert torch.equal(a, b)
 
 
+def test_only_pages_that_were_written_are_given_up(image: KvImage, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = pool()
+    image.cover(one)
+    monkeypatch.setattr(image, "_map", lambda pool: pytest.fail("it is mapped already"))
+    image.cover(one)
+    one.keys(1)[2, 1, 49] = 7.0
+    one.values(0)[0] = 5.0
+    one.poison([1])
+    image.cover(one)
+    for slot, context in contexts().items():
+        assert torch.equal(one.read(slot, context.shape[3]), context)
+    assert not one.keys(0)[1].any()
+
+
+def test_memory_that_somebody_has_exchanged_is_mapped_again(image: KvImage) -> None:
+    """Pages of another file are no copies, so that the page map says nothing of them."""
+    one = pool()
+    image.cover(one)
+    other = sealed_image(one, {2: torch.full((2, 2, 2, 50, 8), 9.0)})
+    KvImage(other, one, {}).cover(one)
+    assert (one.read(2, 50) == 9.0).all()
+    image.cover(one)
+    assert torch.equal(one.read(2, 50), contexts()[2])
+
+
 def test_an_image_is_sealed_and_rounds_to_the_pools_type() -> None:
     narrow = pool(torch.bfloat16)
     fd = sealed_image(narrow, contexts())
