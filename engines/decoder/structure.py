@@ -16,7 +16,9 @@ OF_EVERY_MODULE = frozenset(vars(torch.nn.Module())) - {"training"}
 """Attributes of any module: registries, of which what matters is looked into."""
 GROWING = frozenset({"max_seq_len_cached", "attention_scaling"})
 """What some rotary embeddings change with the length of what they have seen."""
-PLAIN = (bool, int, float, str, type(None))
+PLAIN = frozenset({bool, int, float, str, type(None)})
+"""Types whose values are compared; of any other value only which object it is. A value's own `__class__` is not asked: configurations make
+that slow."""
 HASHED_VALUES = 1 << 16
 """Buffers are compared by content up to this size, by address beyond it."""
 
@@ -25,22 +27,25 @@ class Structure:
     """Of the modules of one tree, which is as loaded when this is made."""
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
-        self._modules = [(module, tuple(vars(module).keys() - OF_EVERY_MODULE - GROWING)) for module in modules]
+        self._modules = [
+            (module, tuple(names), OF_EVERY_MODULE | GROWING | names)
+            for module in modules
+            for names in (vars(module).keys() - OF_EVERY_MODULE - GROWING,)
+        ]
 
     def facts(self) -> Facts:
         """Now."""
-        return tuple(_facts(module, names) for module, names in self._modules)
+        return tuple(_facts(module, names, known) for module, names, known in self._modules)
 
 
-def _facts(module: torch.nn.Module, names: tuple[str, ...]) -> Facts:
+def _facts(module: torch.nn.Module, names: tuple[str, ...], known: frozenset[str]) -> Facts:
     """Values of attributes that are plain, of others which object they are. One that is new counts when it hides one of the class:
-    compilers and caches add some of their own."""
+    compilers and caches add some of their own. `names`: attributes at birth; `known`: those, and what every module has."""
     own = vars(module)
-    new = own.keys() - OF_EVERY_MODULE - GROWING - set(names)
     return (
         id(type(module)),
-        tuple(value if isinstance(value, PLAIN) else id(value) for value in map(own.get, names)),
-        tuple(sorted(name for name in new if hasattr(type(module), name))),
+        tuple(value if type(value) in PLAIN else id(value) for value in map(own.get, names)),
+        tuple(sorted(name for name in own if name not in known and hasattr(type(module), name))),
         len(module._forward_hooks),
         len(module._forward_pre_hooks),
         tuple(map(id, module._modules.values())),
