@@ -4,7 +4,8 @@ Runs as a process of its own (`python -m engines.microbench`), with the thread e
 Parquet file with the machine's fingerprint. Matrix products and experts rotate through copies of their weights, so that what a model
 streams from memory is streamed here too. Sums over ranks are timed in `engines.microbench_ranks`. Not timed: quantised kernels, sparse attention.
 
-`context` and `decode` time torch's scaled dot-product attention in fp32; `stream` an addition that reads and writes n bytes in all.
+`context` and `decode` time torch's scaled dot-product attention in fp32, `decode` with what transformers' cache does before it: it
+grows by copying all of itself. `experts` are those of transformers' own module. `stream` is an addition that reads and writes n bytes in all.
 `layer` and `step` are what the host takes for one layer and for the rest of a step: models of transformers so narrow that their
 kernels cost next to nothing, of two depths.
 """
@@ -12,6 +13,7 @@ kernels cost next to nothing, of two depths.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import subprocess
@@ -39,6 +41,7 @@ HEADS = ((9, 3, 64), (16, 4, 64), (32, 8, 128))
 """(query heads, key-value heads, width)."""
 EXPERTS = ((576, 256, 2, 8), (1024, 512, 4, 32))
 """(hidden, width, top-k, experts)."""
+EXPERT_TOKENS = (1, 8, 64, 512)
 HOST_DEPTHS = (2, 10)
 HOST_SHARE = 0.05
 """Of the time, for what the host takes."""
@@ -74,7 +77,7 @@ def microbench(out: Path, *, threads: int | None = None, seconds: float = 120.0)
 
 def rows_of(seconds: float, llc_bytes: int) -> Iterator[Row]:
     """All shapes, each within its part of the time."""
-    shapes = [*_products(llc_bytes), *_attention(), *_experts(llc_bytes), *_streams()]
+    shapes = [*_products(llc_bytes), *_attention(llc_bytes), *_experts(llc_bytes), *_streams()]
     yield from _host(HOST_SHARE * seconds)
     each = (1 - HOST_SHARE) * seconds / len(shapes)
     for facts, make in shapes:
@@ -114,7 +117,7 @@ def _products(llc_bytes: int) -> Iterator[tuple[Row, Callable[[], Work]]]:
         yield {"op": "gemm", "dtype": name, "m": m, "n": n, "k": k}, make
 
 
-def _attention() -> Iterator[tuple[Row, Callable[[], Work]]]:
+def _attention(llc_bytes: int) -> Iterator[tuple[Row, Callable[[], Work]]]:
     for (heads, kv_heads, width), batch, tokens in itertools.product(HEADS, (1, 8), (64, 256, 1024)):
         for op in ("context", "decode"):
             if op == "context" and batch * tokens > 2048:
@@ -129,8 +132,19 @@ def _attention() -> Iterator[tuple[Row, Callable[[], Work]]]:
                 tokens: int = tokens,
             ) -> Work:
                 q = torch.randn(batch, heads, tokens if op == "context" else 1, width)
-                k, v = (torch.randn(batch, kv, tokens, width) for _ in range(2))
-                return lambda turn: F.scaled_dot_product_attention(q, k, v, is_causal=op == "context", enable_gqa=True)
+                if op == "context":
+                    k, v = (torch.randn(batch, kv, tokens, width) for _ in range(2))
+                    return lambda turn: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+                # As many as a model's layers would keep: by the time that one is read again, the others have passed through the cache.
+                count = _copies(2 * batch * kv * (tokens - 1) * width * 4, llc_bytes)
+                caches = [torch.full((2, batch, kv, tokens - 1, width), 0.5) for _ in range(count)]
+                new = torch.randn(batch, kv, 1, width)
+
+                def decode(turn: int) -> torch.Tensor:
+                    k, v = (torch.cat([old, new], dim=-2) for old in caches[turn % count])
+                    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+                return decode
 
             yield {
                 "op": op, "dtype": "fp32", "batch": batch, "tokens": tokens, "heads": heads, "kv_heads": kv_heads, "head_dim": width,
@@ -138,27 +152,16 @@ def _attention() -> Iterator[tuple[Row, Callable[[], Work]]]:
 
 
 def _experts(llc_bytes: int) -> Iterator[tuple[Row, Callable[[], Work]]]:
-    """Token by token to its experts, expert by expert: what a plain loop over experts does."""
-    for (hidden, width, topk, count), tokens in itertools.product(EXPERTS, (1, 8, 64)):
+    """A layer's experts as transformers runs them unless told otherwise; layers in turn, so that their weights come from memory."""
+    for (hidden, width, topk, count), tokens in itertools.product(EXPERTS, EXPERT_TOKENS):
 
         def make(
             hidden: int = hidden, width: int = width, topk: int = topk, count: int = count, tokens: int = tokens
         ) -> Work:
-            up = torch.randn(count, 2 * width, hidden)
-            down = torch.randn(count, hidden, width)
+            layers = _expert_layers(hidden, width, topk, count, llc_bytes)
             x = torch.randn(tokens, hidden)
-            choice = torch.rand(tokens, count).topk(topk).indices
-            members = [(choice == expert).any(dim=1).nonzero().flatten() for expert in range(count)]
-
-            def work(_: int) -> torch.Tensor:
-                out = torch.zeros_like(x)
-                for expert, chosen in enumerate(members):
-                    if len(chosen):
-                        gate, value = F.linear(x[chosen], up[expert]).chunk(2, dim=-1)
-                        out.index_add_(0, chosen, F.linear(F.silu(gate) * value, down[expert]))
-                return out
-
-            return work
+            weight, choice = torch.rand(tokens, count).topk(topk)
+            return lambda turn: layers[turn % len(layers)](x, choice, weight)
 
         facts = {
             "op": "experts",
@@ -170,6 +173,19 @@ def _experts(llc_bytes: int) -> Iterator[tuple[Row, Callable[[], Work]]]:
             "num_experts": count,
         }
         yield facts, make
+
+
+@functools.lru_cache(maxsize=1)
+def _expert_layers(hidden: int, width: int, topk: int, count: int, llc_bytes: int) -> list[torch.nn.Module]:
+    """Kept for the next number of tokens: random weights take longer to make than to multiply."""
+    from transformers import AutoModelForCausalLM, Qwen3MoeConfig
+
+    config = Qwen3MoeConfig(
+        hidden_size=hidden, moe_intermediate_size=width, num_experts=count, num_experts_per_tok=topk, intermediate_size=16,
+        num_hidden_layers=_copies(count * 3 * hidden * width * 4, llc_bytes), num_attention_heads=1, num_key_value_heads=1,
+        head_dim=16, vocab_size=64, mlp_only_layers=[],
+    )  # fmt: skip
+    return [layer.mlp.experts for layer in AutoModelForCausalLM.from_config(config).eval().model.layers]
 
 
 def _streams() -> Iterator[tuple[Row, Callable[[], Work]]]:

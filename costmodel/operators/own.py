@@ -39,7 +39,9 @@ SCHEMA_VERSION = "1"
 
 
 class OwnTables(Interpolated):
-    """One file of timed kernels."""
+    """One file of timed kernels, those of transformers' own modules."""
+
+    expands_latents = True
 
     def __init__(self, machine: Machine, rows: pd.DataFrame) -> None:
         super().__init__(machine)

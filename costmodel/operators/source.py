@@ -52,6 +52,9 @@ class OperatorSource(Protocol):
 
     name: str
     machine: Machine
+    expands_latents: bool
+    """Whether latent attention writes out the keys and values of every head for the whole context in each pass, as transformers' own
+    modules do; otherwise heads read the latent itself (absorbed), as serving engines do."""
 
     def gemm(self, fmt: str, m: Floats, n: Floats, k: Floats) -> Timed: ...
 
@@ -93,6 +96,7 @@ class Roofline:
     """Peaks times typical efficiencies, plus a launch."""
 
     MEMORY, COMPUTE, LINK = 0.75, 0.6, 0.75
+    expands_latents = False
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine

@@ -21,6 +21,8 @@ from costmodel.operators.layout import Layout
 from costmodel.operators.source import SPREAD, Floats, OperatorSource, Timed
 
 ACTIVATION_BYTES = 2.0
+WIDE = 4.0
+"""Of an activation where the head's weights are fp32; all other formats compute in 16 bits."""
 
 
 class Kind(StrEnum):
@@ -114,6 +116,8 @@ class _Pass:
             np.broadcast_to(np.asarray(v, float), self.tp.shape) for v in (sequences, tokens, past)
         )
         self.m = self.sequences * self.tokens
+        head = next(m for m in graph.ends if m.role is Role.HEAD)
+        self.width = WIDE if head.format == "fp32" else ACTIVATION_BYTES
 
     def layer(self, layer: Layer, count: int) -> list[Operator]:
         made: list[tuple[str, Kind, Timed]] = []
@@ -121,7 +125,10 @@ class _Pass:
         for matrix in layer.matrices:
             if matrix.copies == 1:
                 made.append((matrix.name, Kind.GEMM, self.product(matrix, layer)))
-        if layer.attention is not None:
+        up = next((m for m in layer.matrices if m.name == "kv_up"), None)
+        if layer.attention is not None and up is not None and self.source.expands_latents:
+            made += self.expanded(layer.attention, up)
+        elif layer.attention is not None:
             made += self.attention(layer.attention)
         elif layer.state_bytes:
             made.append(("recurrence", Kind.STATE, self.recurrence(layer.state_bytes)))
@@ -179,11 +186,31 @@ class _Pass:
             made.append(("indexer", Kind.ATTENTION, self.indexer(a)))
         if self.decode and (self.layout.dcp > 1).any():
             # Every rank asks with all queries and the partial outputs are summed with their weights.
-            bytes_ = np.where(self.layout.dcp > 1, 2 * self.m * heads * a.head_dim * ACTIVATION_BYTES, 0.0)
+            bytes_ = np.where(self.layout.dcp > 1, 2 * self.m * heads * a.head_dim * self.width, 0.0)
             timed = self.source.exchange(np.maximum(self.layout.dcp, 2), bytes_)
             seconds = np.where(self.layout.dcp > 1, 2 * timed.seconds, 0.0)
             made.append(("context_parallel", Kind.COMMUNICATION, Timed(seconds, timed.provenance)))
         return made
+
+    def expanded(self, a: Attention, up: Matrix) -> list[tuple[str, Kind, Timed]]:
+        """Latent attention that writes out keys and values of every head. `up` has been counted for the new tokens; here it runs for the
+        cached ones, and the keys get their rotary part by a copy of them all."""
+        heads, rope = np.ceil(a.heads / self.tp), a.head_dim - up.k
+        past = self.sequences * self.past
+        again = self.source.gemm(up.format, np.maximum(past, 1.0), np.ceil(up.n / self.tp), np.full_like(self.tp, up.k))
+        copied = self.source.stream(2 * (past + self.m) * heads * (up.n / a.heads + rope) * self.width)
+        width = int(up.n / a.heads + rope) // 2
+        context = self.past + self.tokens
+        attention = (
+            self.source.decode_attention(self.sequences, context, heads, heads, width, 0, self.kv_bytes)
+            if self.decode
+            else self.source.context_attention(self.sequences, self.tokens, heads, heads, width, 0, self.past)
+        )
+        return [
+            ("kv_up_cached", Kind.GEMM, Timed(np.where(past > 0, again.seconds, 0.0), again.provenance)),
+            ("kv_copy", Kind.ELEMENTWISE, copied),
+            ("attention", Kind.ATTENTION, attention),
+        ]
 
     def compressed(self, a: Attention, heads: Floats) -> Timed:
         """DeepSeek-V4's window and compressed entries, by arithmetic and bytes."""
@@ -222,11 +249,11 @@ class _Pass:
             sent = self.m / self.tp * reached * width
             gathered = self.m * group / self.tp * width
             # Dispatch in the experts' width (8 bits where weights have so many or fewer), combine in 16.
-            per_value = 1.0 if down.format != "bf16" else ACTIVATION_BYTES
+            per_value = 1.0 if down.format != "bf16" else self.width
             volume = np.where(layout.all_to_all, sent, gathered)
             out, back = (
                 self.source.exchange(ranks, volume * per_value),
-                self.source.exchange(ranks, volume * ACTIVATION_BYTES),
+                self.source.exchange(ranks, volume * self.width),
             )
             made += [
                 ("dispatch", Kind.COMMUNICATION, Timed(np.where(spread, out.seconds, 0.0), out.provenance)),
@@ -239,7 +266,7 @@ class _Pass:
         tp = self.tp
         if not (tp > 1).any():
             return []
-        timed = self.source.all_reduce(np.maximum(tp, 2), self.m * self.graph.hidden * ACTIVATION_BYTES)
+        timed = self.source.all_reduce(np.maximum(tp, 2), self.m * self.graph.hidden * self.width)
         made: list[tuple[str, Kind, Timed]] = []
         if layer.attention is not None and layer.attention.norm_across_heads:
             # The sums of squares of queries and keys, two numbers of fp32 a token.
@@ -262,14 +289,12 @@ class _Pass:
 
     def elementwise(self, layer: Layer) -> list[tuple[str, Kind, Timed]]:
         """Norms with their residuals (read two, write two), rotary and cache write, activation of a dense feed-forward."""
-        hidden = self.source.stream(4 * self.m * self.graph.hidden * ACTIVATION_BYTES)
+        hidden = self.source.stream(4 * self.m * self.graph.hidden * self.width)
         made = []
         if any(m.role in (Role.ATTENTION_OUT, Role.LINEAR_OUT) for m in layer.matrices):
             made.append(("norm_mixer", Kind.ELEMENTWISE, hidden))
             width = sum(m.n for m in layer.matrices if m.role in (Role.QKV, Role.LINEAR_IN, Role.LATENT_UP))
-            made.append(
-                ("rotary", Kind.ELEMENTWISE, self.source.stream(2 * self.m * width / self.tp * ACTIVATION_BYTES))
-            )
+            made.append(("rotary", Kind.ELEMENTWISE, self.source.stream(2 * self.m * width / self.tp * self.width)))
         if layer.attention is not None and layer.attention.index_heads:
             # Norm, rotary, quantisation and cache write of the indexer's key, and the choice of the best.
             made.append(
@@ -285,14 +310,12 @@ class _Pass:
         if width or layer.num_experts:
             made.append(("norm_ffn", Kind.ELEMENTWISE, hidden))
         if width:
-            made.append(
-                ("activation", Kind.ELEMENTWISE, self.source.stream(3 * self.m * width / self.tp * ACTIVATION_BYTES))
-            )
+            made.append(("activation", Kind.ELEMENTWISE, self.source.stream(3 * self.m * width / self.tp * self.width)))
         return made
 
     def many(self, calls: int, width: int) -> Timed:
         """Small kernels that read and write `width` values a token."""
-        one = self.source.stream(2 * self.m * width * ACTIVATION_BYTES)
+        one = self.source.stream(2 * self.m * width * self.width)
         return Timed(calls * one.seconds, one.provenance)
 
     def ends(self) -> list[Operator]:
@@ -300,12 +323,12 @@ class _Pass:
         asked = self.m if self.decode else self.sequences
         made = [
             ("head", Kind.GEMM, self.source.gemm(head.format, asked, np.ceil(head.n / self.tp), np.full_like(self.tp, head.k))),
-            ("embed", Kind.ELEMENTWISE, self.source.stream(2 * self.m * self.graph.hidden * ACTIVATION_BYTES)),
+            ("embed", Kind.ELEMENTWISE, self.source.stream(2 * self.m * self.graph.hidden * self.width)),
         ]  # fmt: skip
         if (self.layout.pp > 1).any():
             hops = self.layout.pp - 1
             one = self.source.exchange(
-                np.full_like(self.tp, 2.0), 2 * self.m * self.graph.hidden * ACTIVATION_BYTES / self.tp
+                np.full_like(self.tp, 2.0), 2 * self.m * self.graph.hidden * self.width / self.tp
             )
             made.append(("pipeline", Kind.COMMUNICATION, Timed(hops * one.seconds, one.provenance)))
         return [Operator(name=n, kind=k, seconds=t.seconds, calls=1, provenance=t.provenance) for n, k, t in made]

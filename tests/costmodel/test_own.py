@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from costmodel.graph import ModelGraph
-from costmodel.operators import Provenance
+from costmodel.graph import ModelGraph, graph_of
+from costmodel.operators import Kind, Layout, Provenance, Roofline, step
 from costmodel.operators.own import OwnTables
+from costmodel.plans import with_formats
 from costmodel.ranking import plan
 from costmodel.records import Asked
 from costmodel.serving import Load
@@ -104,3 +105,43 @@ def test_torn_and_foreign_files_are_refused(kernels: Path, tmp_path: Path) -> No
     other = write(tmp_path / "other.parquet", [{"op": "stream", "dtype": "fp32", "n": 1, "seconds": 1.0}])
     with pytest.raises(InputError, match="no matrix product"):
         OwnTables.read(other)
+
+
+def test_latent_attention_is_expanded_as_the_timed_engine_does(kernels: Path) -> None:
+    """Transformers' own modules write out keys and values of every head for the whole context, each step; serving engines do not."""
+    latent = graph_of(
+        {
+            "model_type": "deepseek_v3", "hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 8,
+            "intermediate_size": 1024, "vocab_size": 1024, "q_lora_rank": 256, "kv_lora_rank": 128, "qk_rope_head_dim": 32,
+            "qk_nope_head_dim": 64, "v_head_dim": 64, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1,
+            "moe_intermediate_size": 128, "first_k_dense_replace": 2, "max_position_embeddings": 4096,
+        },
+        "latent",
+    )  # fmt: skip
+    layout = Layout(
+        **{name: np.array([1]) for name in ("tp", "dp", "pp", "moe_tp", "ep", "dcp")}, all_to_all=np.array([False])
+    )
+
+    def again(source: Roofline, past: float) -> float:
+        made = step(latent, layout, source, decode=True, sequences=one(8), tokens=one(1), past=one(past))
+        return sum(float(o.seconds[0]) for o in made.operators if o.name.endswith("/kv_up_cached"))
+
+    own = OwnTables.read(kernels)
+    # 8 x 1024 cached latents of 128 through a matrix of 8 x (64 + 64) columns, in two layers, at 100 GFLOP/s.
+    assert again(own, 1024.0) == pytest.approx(2 * 2 * 8 * 1024 * 128 * 1024 / 100e9, rel=0.2)
+    assert again(own, 0.0) == 0.0
+    assert again(Roofline(own.machine), 1024.0) == 0.0
+
+
+def test_activations_beside_fp32_weights_have_four_bytes(kernels: Path, dense: ModelGraph) -> None:
+    layout = Layout(
+        **{name: np.array([1]) for name in ("tp", "dp", "pp", "moe_tp", "ep", "dcp")}, all_to_all=np.array([False])
+    )
+    source = Roofline(OwnTables.read(kernels).machine)
+    wide, narrow = (
+        step(graph, layout, source, decode=False, sequences=one(1), tokens=one(512), past=one(0)).by_kind()[
+            Kind.ELEMENTWISE
+        ]
+        for graph in (with_formats(dense, "fp32"), dense)
+    )
+    assert wide[0] == pytest.approx(2 * narrow[0])

@@ -31,6 +31,7 @@ def test_every_shape_runs_and_is_read_back(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(microbench, "TOKENS", (1, 8))
     monkeypatch.setattr(microbench, "HEADS", ((4, 2, 16),))
     monkeypatch.setattr(microbench, "EXPERTS", ((32, 16, 2, 4),))
+    monkeypatch.setattr(microbench, "EXPERT_TOKENS", (1, 8))
     rows = list(microbench.rows_of(0.0, llc_bytes=1 << 16))
     assert {row["op"] for row in rows} == {"gemm", "context", "decode", "experts", "stream", "layer", "step"}
     assert all(row["seconds"] > 0 for row in rows)
@@ -60,3 +61,9 @@ def test_two_ranks_sum_in_step() -> None:
     rows = list(reductions(2, 0.2))
     assert [(row["op"], row["batch"], row["n"]) for row in rows] == [("allreduce", 2, size) for size in SIZES]
     assert all(row["seconds"] > 0 for row in rows)
+
+
+def test_experts_come_from_layers_that_exceed_the_last_level_cache() -> None:
+    layers = microbench._expert_layers(32, 16, 2, 4, llc_bytes=1 << 16)
+    assert len(layers) == 8
+    assert len({weight.data_ptr() for layer in layers for weight in layer.parameters()}) == 2 * len(layers)
