@@ -282,7 +282,10 @@ def _mlflow_server(folder: Path, port: int = 0) -> tuple[subprocess.Popen[bytes]
     store = f"sqlite:///{(folder / 'server.db').resolve()}"
     command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", store, "--artifacts-destination", str(folder / "server-artifacts")]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # half a dozen processes without work
+    server = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     uri = f"http://127.0.0.1:{port}"
     for _ in range(SERVER_SECONDS * 10):
         try:

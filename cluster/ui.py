@@ -90,7 +90,9 @@ def start_ui(folder: Path, *, port: int = 0, host: str = "127.0.0.1") -> UiServe
         "--backend-store-uri", f"sqlite:///{store}", "--default-artifact-root", (folder / "mlartifacts").as_uri(),
         "--allowed-hosts", ",".join(names), "--cors-allowed-origins", ",".join(f"http://{name}" for name in names),
     ]  # fmt: skip
-    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "PYTHONUNBUFFERED": "1"}
+    # Its runner of evaluation jobs, half a dozen processes, has nothing to do for a campaign.
+    lean = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, **lean}
     log = folder / LOG
     with log.open("wb") as output:
         process = subprocess.Popen(
