@@ -187,7 +187,7 @@ def test_killing_the_zygote_costs_a_zygote_and_not_the_weights(deployment: Deplo
         assert result.failure is not None
         assert result.failure.kind is FailureKind.CRASH
         assert engine._loaded.zygote.pid != zygote
-        assert os.listdir(engine._loaded._folder) == []
+        assert list(engine._loaded._folder.path.iterdir()) == []
         served_again(engine, deployment, keeper)
 
 
