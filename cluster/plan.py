@@ -114,7 +114,7 @@ def pace_for(budget_seconds: float) -> Pace:
     claimed. Deadlines catch candidates that hang; a healthy attempt is several times faster.
     """
     scale = max(0.2, min(4.0, budget_seconds / 300))
-    own_rounds = 3 if scale < 2 else 8
+    own_rounds = 4 if scale < 2 else 12  # a window a side each: more rounds say more about the noise than longer ones
     return Pace(
         own=Stopping(alpha=0.02, min_rounds=own_rounds, max_rounds=own_rounds),
         fast=Stopping(

@@ -247,7 +247,8 @@ class Judge:
         rounds = Rounds(pair, self._plan(attempt, places), attempt.evidence, self._rng(attempt, "order"))
         with attempt.phase("measure"):
             if attempt.assignment.tier is Tier.FAST:
-                rounds.until_decided(attempt.assignment.stopping, attempt.deadline)
+                look_again = attempt.assignment.purpose is not Purpose.AA  # known answers of as loaded are compared bit for bit
+                rounds.until_decided(attempt.assignment.stopping, attempt.deadline, look_again=look_again)
             else:
                 rounds.check_once(attempt.deadline)
                 order, sample = self._rng(attempt, "replays"), self._rng(attempt, "served")
@@ -259,7 +260,7 @@ class Judge:
         loaded = assignment.incumbent == AS_LOADED
         rng = self._rng(attempt, "pool")
         plan = self._stable.plan(places, source, rng, pool=attempt.pool, incumbent_is_loaded=loaded)
-        brief = BRIEF_ROUNDS if assignment.purpose is Purpose.SEARCH else 0
+        brief = {Purpose.SEARCH: BRIEF_ROUNDS, Purpose.AA: assignment.stopping.max_rounds}.get(assignment.purpose, 0)
         far_behind = assignment.stopping.far_behind
         return replace(
             plan,

@@ -103,6 +103,16 @@ def test_the_reference_checks_use_each_pool_set_once(toy: DecoderEngine, deploym
     assert found == {ROWS[0].key: 4 * steps[ROWS[0].key] * 2, ROWS[1].key: 2 * steps[ROWS[1].key]}
 
 
+def test_a_against_a_is_many_rounds_of_a_window_a_side_and_no_more(toy: DecoderEngine, deployment: Deployment) -> None:
+    five = Stopping(min_rounds=5, max_rounds=5)
+    result = toy.measure(assignment(deployment, Candidate(), purpose=Purpose.AA, stopping=five))
+    assert result.failure is None
+    assert [len(block.order) for block in result.blocks] == [2] * 5 * len(ROWS)
+    timed = {row.key: 5 * block.steps_per_window for row in ROWS for block in result.blocks if block.row == row}
+    looked_at = {check.row.key: check.positions for check in result.checks if check.against == "incumbent"}
+    assert looked_at == timed
+
+
 def test_a_slower_candidate_is_slower(toy: DecoderEngine, deployment: Deployment) -> None:
     result = toy.measure(assignment(deployment, SLEEPS))
     assert result.failure is None
