@@ -247,7 +247,8 @@ class Judge:
         rounds = Rounds(pair, self._plan(attempt, places), attempt.evidence, self._rng(attempt, "order"))
         with attempt.phase("measure"):
             if attempt.assignment.tier is Tier.FAST:
-                look_again = attempt.assignment.purpose is not Purpose.AA  # known answers of as loaded are compared bit for bit
+                # what as loaded answers is known bit for bit: A/A needs no closer look
+                look_again = attempt.assignment.purpose is not Purpose.AA
                 rounds.until_decided(attempt.assignment.stopping, attempt.deadline, look_again=look_again)
             else:
                 rounds.check_once(attempt.deadline)

@@ -108,7 +108,12 @@ def test_a_against_a_is_many_rounds_of_a_window_a_side_and_no_more(toy: DecoderE
     result = toy.measure(assignment(deployment, Candidate(), purpose=Purpose.AA, stopping=five))
     assert result.failure is None
     assert [len(block.order) for block in result.blocks] == [2] * 5 * len(ROWS)
-    timed = {row.key: 5 * block.steps_per_window for row in ROWS for block in result.blocks if block.row == row}
+    timed = {
+        row.key: 5 * block.steps_per_window * row.num_seqs
+        for row in ROWS
+        for block in result.blocks
+        if block.row == row
+    }
     looked_at = {check.row.key: check.positions for check in result.checks if check.against == "incumbent"}
     assert looked_at == timed
 
