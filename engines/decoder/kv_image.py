@@ -74,7 +74,9 @@ class KvImage:
         self._lengths = {slot: length for slot, length in lengths.items() if length}
 
     def fits(self, pool: KvPool) -> bool:
-        return pool.geometry == self._geometry
+        """Whether it can lie over the pool, whose tensors begin at pages."""
+        aligned = all(tensor.data_ptr() % mmap.PAGESIZE == 0 for tensor in pool.tensors())
+        return aligned and pool.geometry == self._geometry
 
     def cover(self, pool: KvPool) -> None:
         """The pool holds the contexts, and zeros elsewhere. Its addresses stay. Raises OSError."""

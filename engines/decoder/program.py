@@ -208,9 +208,10 @@ class DecoderProgram:
         self._images[cut] = KvImage(fd, self._loaded("incumbent", cut).kv, lengths)
 
     def cover(self, side: str, cut: int) -> bool:
-        """Not a side with a cache of its own, nor one whose candidate has KV of another type."""
+        """Not a side with a cache of its own, nor one whose candidate has KV of another type, nor memory that is not the engine's: a
+        mapping there would take away whatever lies beside it."""
         target, image = self._side(side, cut), self._images.get(cut)
-        if image is None or target.own is not None or not image.fits(target.kv):
+        if image is None or target.own is not None or not target.keeps_its_kv or not image.fits(target.kv):
             return False
         image.cover(target.kv)
         return True

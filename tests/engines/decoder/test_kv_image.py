@@ -109,6 +109,11 @@ def test_a_program_covers_its_sides_and_copies_where_it_cannot(world) -> None:
     for row, items in given.items():
         for slot, context in zip(plan.row_slots(row), items, strict=True):
             assert torch.equal(side.kv.read(slot, context.shape[3]), context)
+    keys = side.kv._keys[0]
+    side.kv._keys[0] = torch.full_like(keys, 4.0)  # from the heap, as a candidate may put it there
+    assert program.cover("candidate", 0) is False
+    assert (side.kv.keys(0) == 4.0).all()
+    side.kv._keys[0] = keys
     world.install(program.part_template("model.layers.0.mlp"), settings={"kv_dtype": "bfloat16"})
     assert program.cover("candidate", 0) is False, "KV of another type is copied"
     program.uninstall("candidate")
